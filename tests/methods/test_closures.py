@@ -56,10 +56,3 @@ class _Asking(torch.optim.SGD):
             loss = closure(1, ascend=False)
         super().step()
         return loss
-
-
-def test_a_closure_may_take_arguments() -> None:
-    pruner = SoftPruner(Chain(), batch()[0])
-    optimizer = _Asking(pruner.parameter_groups(), lr=0.1)
-    pruner.attach(optimizer)
-    assert optimizer.step(lambda number, ascend: gradients(pruner, number)).isfinite()

@@ -241,20 +241,6 @@ def test_a_ratio_is_met_within_a_channel(method: str, option: str, ratio: float)
         assert abs(int((~mask).sum()) - ratio * len(mask)) < 1
 
 
-@pytest.mark.parametrize("method", ["slimming", "sfp", "fpgm", "l1", "random"])
-@pytest.mark.parametrize(
-    "topology", [pytest.param(name, marks=() if name in VARIED else pytest.mark.slow) for name in TOPOLOGIES]
-)
-def test_a_ratio_is_met_on_every_topology(method: str, topology: str) -> None:
-    shares = {"ratio_dist": 0.4, "ratio_norm": 0.0} if method == "fpgm" else {"ratio": 0.4}
-    pruner = build_on(method, topology, **shares)
-    take_steps(pruner, sgd(pruner), topology, range(2))
-    masks = pruner.decide()
-    groups = [torch.cat(list(masks.values()))] if method == "slimming" else list(masks.values())
-    for mask in groups:
-        assert abs(int((~mask).sum()) - 0.4 * len(mask)) < 1
-
-
 @every_method
 def test_nothing_waits_for_the_device_around_a_step(method: str) -> None:
     """What a CUDA graph could not hold: a number that Python looks at."""

@@ -8,8 +8,6 @@ import torch
 from method_networks import Chain, batch, sgd, train
 from torch import Tensor, nn
 
-from softprune.errors import ConfigError
-from softprune.masks import is_masked
 from softprune.methods import FpgmPruner
 from softprune.methods.zeroing import summed_distances
 
@@ -77,10 +75,3 @@ def test_training_does_without_the_constants_that_the_cut_removes(options: dict[
     sgd(pruner)
     outputs = model.train()[1](model[0](images))
     assert bool((outputs[:, ~pruner.masks()["1"]] == 0).all()) is closed
-
-
-def test_ratios_that_leave_nothing_are_refused() -> None:
-    model = Chain(16)
-    with pytest.raises(ConfigError, match=r"together must leave some filters.*0.6 and 0.4 for '1'"):
-        FpgmPruner(model, batch()[0], ratio_norm=0.6, ratio_dist=0.4)
-    assert not any(is_masked(module) for module in model.modules())

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 import torch.nn.functional as F
 from topologies import TOPOLOGIES
@@ -61,23 +58,6 @@ def test_noise_differs_between_steps_and_forwards_and_repeats_with_the_seed() ->
     assert len(set(losses)) == len(losses)
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", "eager"])
-def test_compiled_training_is_eager_training(backend: str) -> None:
-    eager, compiled = Loop(), Loop()
-    function: Callable[[Tensor, Tensor], Tensor] = torch.compile(
-        lambda x, y: compiled.pruner.loss(F.cross_entropy(compiled.model(x), y)), backend=backend
-    )
-    for step in range(4):
-        eager.step(step)
-        function(compiled.images[step], compiled.labels[step]).backward()
-        compiled.optimizer.step()
-        compiled.optimizer.zero_grad()
-    torch.testing.assert_close(compiled.weights(), eager.weights(), rtol=1e-5, atol=1e-6)
-    for name, mask in eager.pruner.masks().items():
-        assert torch.equal(mask, compiled.pruner.masks()[name])
-    torch._dynamo.reset()
-
-
 def test_two_forwards_in_a_step_draw_two_masks_and_accumulate() -> None:
     """Two half losses accumulated are the mean of two forwards in one graph."""
     accumulated, joint = Loop(), Loop()
@@ -121,34 +101,6 @@ def test_a_fused_optimizer_that_is_stepped_but_skips_does_not_count() -> None:
     assert int(loop.pruner.clock.step) == 1
 
 
-def test_a_resumed_run_goes_on_exactly() -> None:
-    whole, first, second = Loop(), Loop(), Loop()
-    for step in range(5):
-        whole.step(step)
-    for step in range(2):
-        first.step(step)
-    state = copy.deepcopy(
-        {"m": first.model.state_dict(), "o": first.optimizer.state_dict(), "p": first.pruner.state_dict()}
-    )
-    second.model.load_state_dict(state["m"])
-    second.optimizer.load_state_dict(state["o"])
-    second.pruner.load_state_dict(state["p"])
-    for step in range(2, 5):
-        second.step(step)
-    assert torch.equal(second.weights(), whole.weights())
-
-
-def test_the_loss_is_the_task_loss_in_evaluation_and_without_gradients() -> None:
-    loop = Loop()
-    task = torch.tensor(1.5)
-    with torch.no_grad():
-        assert loop.pruner.loss(task) is task
-    loop.model.eval()
-    assert loop.pruner.loss(task) is task
-    loop.model.train()
-    assert float(loop.pruner.loss(task).detach()) != 1.5
-
-
 def test_an_optimizer_made_before_the_pruner_goes_on_working() -> None:
     model = CHAIN.build()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -170,14 +122,3 @@ def test_a_copy_of_the_model_is_cut_by_its_own_weights() -> None:
     assert not loop.pruner.masks(average)[site.name][0]
     small = loop.pruner.compact(average)
     assert type(small) is type(loop.model)
-
-
-def test_detach_gives_the_plain_model_back() -> None:
-    loop = Loop()
-    loop.step(0)
-    model = loop.pruner.detach()
-    assert model is loop.model
-    assert {type(module) for module in model.modules()} == {type(module) for module in CHAIN.build().modules()}
-    assert not model._forward_pre_hooks
-    assert not model._forward_hooks
-    sp.SoftPruner(model, CHAIN.example())  # and it can be pruned anew

@@ -7,7 +7,6 @@ from method_networks import Chain, Residual, batch, sgd, train
 from torch import nn
 
 from softprune import models
-from softprune.errors import ConfigError
 from softprune.methods import SlimmingPruner
 from softprune.methods.ranking import dropped_count
 
@@ -122,10 +121,3 @@ def test_scales_start_where_the_authors_start_them_but_not_again_after_a_resume(
     again.load_state_dict(pruner.state_dict())
     sgd(again)
     assert again.model[1].weight.equal(weights)  # type: ignore[index]
-
-
-def test_settings_are_checked() -> None:
-    with pytest.raises(ConfigError, match=r"`ratio` is the share of channels to remove.*Got 1"):
-        SlimmingPruner(Chain(), batch()[0], ratio=1)
-    with pytest.raises(ConfigError, match=r"`count` must be one of scp, pytorch, torch. Got 'tf'"):
-        SlimmingPruner(Chain(), batch()[0], count="tf")  # type: ignore[arg-type]

@@ -2,7 +2,7 @@
 
 import inspect
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal, TypedDict, get_args, get_type_hints, is_typeddict
 
 from torch import Tensor, nn
@@ -16,18 +16,6 @@ from softprune.target import TargetLike
 
 RoundTo = int | Literal["auto"]
 """A multiple of channels, or "auto" for the multiple that is fastest on this machine."""
-_OTHER_PACKAGES = {
-    **dict.fromkeys(("example_inputs", "dummy_input"), "`example`, the second argument"),
-    **dict.fromkeys(
-        ("pruning_ratio", "ch_sparsity"), '`target`, what stays: {"macs": 0.5}; L1 and others have a `ratio`'
-    ),
-    "constraints": '`target`, what stays: {"flops": "60%"}',
-    "ignored_layers": "`exclude`, the names of BatchNorms, with wildcards",
-    "importance": "another class of softprune.methods, such as L1Pruner",
-    "global_pruning": "the method: a `target` of SoftPruner compares the channels of all layers",
-    "iterative_steps": "`total_steps`, the optimizer steps of the training",
-}
-"""Keyword of Torch-Pruning or ModelOpt -> what stands for it here."""
 
 
 class SiteOptions(TypedDict, total=False):
@@ -83,8 +71,6 @@ def check_keywords(pruner: type, given: Mapping[str, Any]) -> None:
     unknown = min(given.keys() - PrunerOptions.__annotations__.keys(), default=None)
     if unknown is not None:
         hint = nearest(unknown, keywords_of(pruner))
-        if unknown in _OTHER_PACKAGES:
-            hint = f" In softprune it is {_OTHER_PACKAGES[unknown]}."
         raise TypeError(f"{pruner.__name__} got an unexpected keyword argument {unknown!r}.{hint}")
 
 
@@ -121,22 +107,14 @@ def check_state(state: object, keys: set[str]) -> None:
 
 def check_made_alike(made: dict[str, Any], state: dict[str, Any]) -> None:
     """Raise a CheckpointError unless a state is of a pruner that was `made` alike."""
-    for name, here, there in _differences("", made, {key: state.get(key) for key in made}):
-        later = ", or set pruner.strength after loading" if name == "settings.strength" else ""
-        raise CheckpointError(
-            "a pruner's state must be of the same method, sites, floors and settings. In this pruner "
-            f"{name.removeprefix('settings.')!r} is {here!r}; got {there!r}. Make the pruner as that of the checkpoint "
-            f"was made{later}."
-        )
-
-
-def _differences(name: str, here: Any, there: Any) -> Iterator[tuple[str, Any, Any]]:
-    """Yield name and both values where two nested dictionaries differ, for what the second one has."""
-    if isinstance(here, dict) and isinstance(there, dict):
-        for key, value in there.items():
-            yield from _differences(f"{name}.{key}".lstrip("."), here.get(key), value)
-    elif here != there:
-        yield name, here, there
+    ours, theirs = ({**each, **each.get("settings", {})} for each in (made, state))
+    for name, here in ours.items():
+        if name != "settings" and theirs.get(name) != here:
+            later = ", or set pruner.strength after loading" if name == "strength" else ""
+            raise CheckpointError(
+                f"a pruner's state must be of the same method, sites, floors and settings. In this pruner {name!r} is "
+                f"{here!r}; got {theirs.get(name)!r}. Make the pruner as that of the checkpoint was made{later}."
+            )
 
 
 def check_rounding(round_to: int, min_channels: int) -> None:

@@ -524,19 +524,13 @@ class Pruner(HookOwner):
                 "lower the strength" if self.penalised else "prune less",
             )
         if plan.macs == plan.dense_macs and plan.params >= plan.dense_params:
-            logger.warning(
-                "softprune: %s: the compact network is as large as the dense one", self._why_whole(network, masks)
+            kept = (
+                f"round_to={self.round_to}, min_channels={self.min_channels} or streams that are read whole keep them"
             )
+            dead = bool(self.site_masks.dead(network).any())
+            why = f"channels are dead, but {kept}" if dead else "no channel is dead; train longer, or prune more"
+            logger.warning("softprune: the compact network is as large as the dense one: %s", why)
         return compact
-
-    def _why_whole(self, network: nn.Module, masks: dict[str, Tensor]) -> str:
-        if not all(mask.all() for mask in masks.values()):
-            return "multiples, or streams that are read whole, keep every dead channel"
-        if self.site_masks.dead(network).any():
-            return f"round_to={self.round_to} and min_channels={self.min_channels} keep every dead channel"
-        if self.penalised:
-            return "no channel is dead (train longer, or with a larger strength or learning rate)"
-        return "no channel is dropped"
 
     def _check_in_place(self) -> None:
         """Raise a ModelError unless the masked BatchNorms are still part of the model."""
