@@ -77,10 +77,9 @@ def channels(width: int, ratio: float, rng: random.Random) -> dict[str, Any]:
         else:
             beta.append(rng.gauss(-0.08, 0.16))
             gamma.append(abs(rng.gauss(0.32, 0.12)) + 0.01)
-    # Float32's own digits are what a run records.
     beta, gamma = [round(b, 6) for b in beta], [round(g, 6) * rng.choice((1, 1, 1, -1)) for g in gamma]
     keep = [not b + Z * abs(g) < DELTA for b, g in zip(beta, gamma, strict=True)]
-    return {"width": width, "kept": sum(keep), "beta": beta, "gamma": gamma, "keep": keep}
+    return {"width": width, "kept": sum(keep), "keep": keep}
 
 
 def make(

@@ -183,7 +183,7 @@ def test_an_empty_class_and_a_missing_split_are_named(softprune, images: Path) -
         path.unlink()
     result = softprune("train", "tiny.toml", *FOLDER, "--data-dir", str(images))
     assert result.exit_code == 2
-    assert str(images / "val" / "dark") in result.stderr
+    assert "classes dark" in result.stderr
     (images / "val").rename(images / "validation")
     result = softprune("train", "tiny.toml", *FOLDER, "--data-dir", str(images))
     assert result.exit_code == 2

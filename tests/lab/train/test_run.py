@@ -58,7 +58,7 @@ def run_in_pieces(config: RunConfig, out: Path, pieces: list[int], monkeypatch: 
 
 @pytest.mark.quick  # the smoke test of the package
 def test_a_run_leaves_its_records(tiny: Tiny, tmp_path: Path) -> None:
-    config = tiny("records.channels=true")
+    config = tiny()
     run = tmp_path / "run"
     assert start(config, run).stopped is None
     result = json.loads((run / "result.json").read_text())
@@ -80,7 +80,6 @@ def test_a_run_leaves_its_records(tiny: Tiny, tmp_path: Path) -> None:
     assert [(site["name"], site["width"]) for site in result["sites"]] == [("1", 8), ("4", 12), ("7", 16)]
     assert all(site["kept"] == sum(site["keep"]) for site in result["sites"])
     assert sum(site["kept"] for site in result["sites"]) == rows[-1]["channels"] < 8 + 12 + 16
-    assert all(all(site["gamma"]) for site in result["sites"])
     assert [module["name"] for module in result["modules"]] == ["0", "3", "6", "11"], "what multiplies"
     assert sum(module["macs_compact"] for module in result["modules"]) == compact["macs"]
     small = softprune.load(run / "compact.safetensors", build_network(config.model.name, 10))
@@ -124,13 +123,7 @@ def test_stopping_and_resuming_changes_nothing(
 
 
 def test_cuts_on_the_way_and_fine_tuning(tiny: Tiny, tmp_path: Path) -> None:
-    settings = (
-        "train.compact_at=2",
-        "train.epochs=3",
-        "finetune.epochs=1",
-        "finetune.lr=0.02",
-        "records.channels=true",
-    )
+    settings = ("train.compact_at=2", "train.epochs=3", "finetune.epochs=1", "finetune.lr=0.02")
     result = start(tiny(*settings, "method.strength=0.05"), tmp_path / "run").result
     assert result is not None
     rows, state = result.epochs, final_state(tmp_path / "run")
@@ -141,7 +134,7 @@ def test_cuts_on_the_way_and_fine_tuning(tiny: Tiny, tmp_path: Path) -> None:
         assert each["momentum_buffer"].shape == state["model"][name].shape
     # What was cut at first is still accounted for, at the dense network's widths.
     assert [site.width for site in result.sites] == [8, 12, 16]
-    assert all(len(site.gamma) == site.width and all(site.gamma) for site in result.sites)
+    assert all(len(site.keep) == site.width and sum(site.keep) == site.kept for site in result.sites)
     assert [row.phase for row in rows] == ["train"] * 3 + ["finetune"]
     assert rows[3].macs == rows[2].macs
     assert (rows[3].strength, rows[3].penalty) == (None, None)

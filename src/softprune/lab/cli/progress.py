@@ -28,6 +28,8 @@ class _EpochLines(Listener):
 
     def on_epoch(self, row: Epoch, dense: Totals) -> None:
         parts = [f"epoch {row.number}/{self._epochs}", f"lr {row.lr:.2g}", f"loss {format_percent(row.train_loss, 4)}"]
+        if row.penalty is not None:
+            parts.append(f"penalty {row.penalty:.4f}")
         if row.test_top1 is not None:
             parts.append(f"top-1 {format_percent(row.test_top1)}%")
         if row.macs != dense.macs:
@@ -64,6 +66,8 @@ class _EpochBar(_EpochLines):
         if self._task is None:
             return
         facts = [f"loss {format_percent(row.train_loss, 3)}"]
+        if row.penalty is not None:
+            facts.append(f"penalty {row.penalty:.3f}")
         if row.test_top1 is not None:
             facts.append(f"top-1 {format_percent(row.test_top1, 1)}%")
         if row.macs != dense.macs:

@@ -224,8 +224,6 @@ class RecordConfig(Section, section="records"):
     """Also save a checkpoint after every this many epochs; 0 for none by epochs."""
     eval_epochs: PositiveCount = 1
     """Evaluate after every this many epochs; the last epoch is always evaluated."""
-    channels: bool = False
-    """Record shift, scale and decision of every channel in result.json, for the report's map of channels."""
     tensorboard: bool = False
     """Write the numbers of every epoch as TensorBoard events into the folder `tensorboard` of the run."""
 

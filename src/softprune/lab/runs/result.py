@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from annotated_types import Ge, Lt, MinLen
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, PlainSerializer
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict
 from pydantic_core import ValidationError
 
 from softprune.errors import FileFormatError, show, storable
@@ -35,8 +35,6 @@ def _finite_or_none(value: Any) -> Any:
 
 Text = Annotated[str, AfterValidator(_without_controls)]
 Count = Annotated[int, Ge(0), Lt(2**63)]
-Float32 = Annotated[float, PlainSerializer(lambda value: float(f"{value:.9g}"), when_used="json")]
-"""A float32 in the fewest digits that give it back."""
 Number = Annotated[float | None, BeforeValidator(_finite_or_none)]
 
 
@@ -146,20 +144,15 @@ class Variant(Record):
     latency_ms: Number
 
 
-class SiteRecord(Record):
-    """One masked BatchNorm of the dense network; with `records.channels` also its channels, with one entry each."""
+class SiteRecord(Record, extra="ignore"):
+    """One masked BatchNorm of the dense network."""
 
     name: Text
     activation: Text
     width: Count
     kept: Count
-    beta: tuple[Float32, ...] = ()
-    gamma: tuple[Float32, ...] = ()
     keep: tuple[bool, ...] = ()
-
-    @property
-    def has_channels(self) -> bool:
-        return bool(self.beta and self.gamma and self.keep)
+    """Whether each channel was kept; empty in records that are kept without it."""
 
 
 class Module(Record):

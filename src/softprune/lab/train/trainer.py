@@ -323,14 +323,10 @@ class Trainer:
         for number, site in enumerate(history.sites):
             alive, found = history.alive[site.name], masks.get(site.name)
             keep = [True] * len(alive) if found is None else found.tolist()
-            channels: dict[str, Any] = {}
-            if self.config.records.channels:
-                norm = self.stage.network.get_submodule(site.name) if alive else None
-                channels["keep"] = _spread(alive, keep, [False] * site.width)
-                for name, values in (("beta", "bias"), ("gamma", "weight")):
-                    new = [] if norm is None else getattr(norm, values).tolist()
-                    channels[name] = _spread(alive, new, getattr(site, name) or [0.0] * site.width)
-            history.sites[number] = site.model_copy(update={"kept": sum(keep), **channels})
+            dense = [False] * site.width
+            for index, kept in zip(alive, keep, strict=True):
+                dense[index] = kept
+            history.sites[number] = site.model_copy(update={"kept": sum(keep), "keep": tuple(dense)})
             if site.name in plan.modules:
                 cut = plan.modules[site.name]
                 history.alive[site.name] = [] if cut.constant else [alive[index] for index in cut.outputs]
@@ -509,14 +505,6 @@ def describe_images(data: DataBundle) -> dict[str, Any]:
 
 def _totals(counted: Cost) -> Totals:
     return Totals(channels=counted.channels, params=counted.params, macs=counted.macs)
-
-
-def _spread(alive: list[int], new: list[Any], values: Any) -> tuple[Any, ...]:
-    """Return ``values`` of all dense channels with the ``new`` ones of those that are alive."""
-    values = list(values)
-    for index, value in zip(alive, new, strict=False):
-        values[index] = value
-    return tuple(values)
 
 
 def _modules(dense: nn.Module, before: Cost, final: nn.Module, after: Cost) -> tuple[Module, ...]:
