@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -12,6 +14,7 @@ from softprune.costs import cost
 from softprune.cut import apply_plan, coupled_sites, make_plan, required_sites
 from softprune.cut.constants import constant_contribution, constants
 from softprune.cut.liveness import Liveness
+from softprune.cut.selection import read_graph
 from softprune.errors import PlanError
 from softprune.graph import ChannelGraph, trace
 
@@ -280,3 +283,62 @@ def test_masks_must_be_for_sites_and_of_their_width() -> None:
         make_plan(graph, model, {"conv": torch.ones(4, dtype=torch.bool)})
     with pytest.raises(PlanError, match=r"must have shape \(4,\)\. Got \(5,\)"):
         make_plan(graph, model, {"bn": torch.ones(5, dtype=torch.bool)})
+
+
+EXAMPLE = torch.randn(2, 3, 8, 8)
+
+
+class _Block(nn.Module):
+    """An inverted residual: widened, filtered channel by channel, narrowed again."""
+
+    def __init__(self, groups: int = 24, *, between: bool = False, shuffled: bool = False) -> None:
+        super().__init__()
+        self.expand, self.bn1 = nn.Conv2d(3, 24, 1, bias=False), nn.BatchNorm2d(24)
+        self.filter, self.bn2 = nn.Conv2d(24, 24, 3, padding=1, groups=groups, bias=False), nn.BatchNorm2d(24)
+        self.again, self.bn3 = nn.Conv2d(24, 24, 3, padding=1, groups=24, bias=False), nn.BatchNorm2d(24)
+        self.project, self.head = nn.Conv2d(24, 8, 1), nn.Linear(8, 5)
+        self.between, self.shuffled = between, shuffled
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = F.relu6(self.bn1(self.expand(x)))
+        if self.shuffled:
+            wide = wide.flip(1)
+        y = F.relu6(self.bn2(self.filter(F.pad(wide, (1, 0, 1, 0)))[:, :, 1:, 1:]))
+        if self.between:
+            y = y + wide
+        y = F.relu6(self.bn3(self.again(y)))
+        return self.head(self.project(y).mean((2, 3)))
+
+
+@pytest.mark.parametrize(
+    ("options", "lines"),
+    [
+        ({}, (("bn1", "bn2", "bn3"),)),
+        ({"groups": 12}, (("bn2", "bn3"),)),  # two channels mix
+        ({"groups": 1}, (("bn2", "bn3"),)),
+        ({"between": True}, (("bn1", "bn2"),)),  # either of them is enough for the sum
+        ({"shuffled": True}, (("bn2", "bn3"),)),  # another order
+    ],
+)
+def test_lines_are_found(options: dict[str, Any], lines: tuple[tuple[str, ...], ...]) -> None:
+    assert coupled_sites(read_graph(_Block(**options), EXAMPLE)) == lines
+
+
+class _Stream(nn.Module):
+    """Two BatchNorms whose sum, one site, is filtered channel by channel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.bn1 = nn.Conv2d(3, 6, 1), nn.BatchNorm2d(6)
+        self.second, self.bn2 = nn.Conv2d(3, 6, 1), nn.BatchNorm2d(6)
+        self.filter, self.bn3 = nn.Conv2d(6, 6, 3, groups=6), nn.BatchNorm2d(6)
+        self.project = nn.Conv2d(6, 8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.bn1(self.first(x)) + self.bn2(self.second(x)))
+        return self.project(F.relu(self.bn3(self.filter(y))))
+
+
+def test_the_sum_of_a_sites_batchnorms_is_coupled_to_what_filters_it() -> None:
+    graph = read_graph(_Stream(), EXAMPLE, kinds={"sum"})
+    assert coupled_sites(graph) == (("bn1", "bn3"),)

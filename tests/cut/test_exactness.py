@@ -8,6 +8,7 @@ from comparing import assert_exact, random_masks
 from topologies import TOPOLOGIES, randomise_
 from torch import nn
 
+from softprune import models
 from softprune.cut import apply_plan, floor_masks, make_plan
 from softprune.cut.selection import read_graph
 from softprune.graph import ChannelGraph
@@ -45,6 +46,8 @@ def test_topologies_with_everything_dead(name: str) -> None:
 
 def _foreign(name: str) -> nn.Module:
     library, _, model = name.partition(":")
+    if library == "softprune":
+        return models.build(model, 10)
     if library == "timm":
         return pytest.importorskip("timm", reason='the "timm" extra is not installed').create_model(
             model, num_classes=10
@@ -56,6 +59,8 @@ def _foreign(name: str) -> nn.Module:
 @pytest.mark.parametrize(
     ("name", "share"),
     [
+        ("softprune:resnet20", 0.7),
+        ("softprune:densenet40", 0.7),
         ("torchvision:shufflenet_v2_x0_5", 0.6),
         ("torchvision:mobilenet_v3_small", 0.7),
         ("timm:resnetv2_18d", 1.0),  # GroupNorm: nothing to prune
@@ -63,7 +68,7 @@ def _foreign(name: str) -> nn.Module:
         ("timm:rexnet_100", 0.9),  # adds into a slice of its own stream
     ],
 )
-def test_networks_of_others(name: str, share: float) -> None:
+def test_known_networks(name: str, share: float) -> None:
     torch.manual_seed(0)
     try:
         model = randomise_(_foreign(name))

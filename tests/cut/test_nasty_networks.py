@@ -14,7 +14,7 @@ from comparing import assert_exact, random_masks
 from topologies import conv, pooled, randomise_
 from torch import Tensor, nn
 
-from softprune.cut import floor_masks, selection
+from softprune.cut import floor_masks, make_plan, selection
 from softprune.cut.selection import read_graph
 from softprune.graph import ChannelGraph
 
@@ -179,21 +179,6 @@ def test_channels_beyond_a_literal_slice_can_go() -> None:
     assert site_names(graph) == {"bn1", "bn2"}
 
 
-class Viewed(Nasty):
-    """A view made before the tensor is written into sees the write."""
-
-    def middle(self, x: Tensor) -> Tensor:
-        y = x * 1.0
-        flat = y.flatten(2)
-        y.add_(1.0)
-        return flat.view_as(x) + y
-
-
-def test_a_view_of_what_is_written_into() -> None:
-    graph = check(Viewed())
-    assert "overwrites" in reason(graph, "bn1")
-
-
 class TwoReaders(nn.Module):
     """One BatchNorm and activation, read by two convolutions that need different channels."""
 
@@ -222,48 +207,6 @@ def test_a_batchnorm_read_by_different_activations() -> None:
     assert "different activations" in reason(graph, "bn1")
     graph = check(TwoReaders(torch.sigmoid))
     assert "sigmoid(0) = 0.5" in reason(graph, "bn1")
-
-
-class Nested(nn.Module):
-    """A block registered under two names and called three times, its BatchNorms with it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = conv(3, 6)
-        self.block = nn.Sequential(conv(6, 6), nn.BatchNorm2d(6), nn.ReLU())
-        self.again = nn.ModuleDict({"same": self.block})
-        self.fc = nn.Linear(6, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.stem(x)
-        x = x + self.block(x)
-        x = x + self.again["same"](x)
-        return self.fc(pooled(self.block(x)))
-
-
-def test_a_block_with_two_names() -> None:
-    assert site_names(check(Nested())) == {"block.1"}
-
-
-class OwnBias(nn.Module):
-    """Two convolutions with one weight and biases of their own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem, self.bn = conv(3, 6), nn.BatchNorm2d(6)
-        self.left, self.right = nn.Conv2d(6, 6, 1), nn.Conv2d(6, 6, 1)
-        self.right.weight = self.left.weight
-        self.bn1, self.bn2 = nn.BatchNorm2d(6), nn.BatchNorm2d(6)
-        self.fc = nn.Linear(6, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.bn(self.stem(x)))
-        left, right = F.relu(self.bn1(self.left(x))), F.relu(self.bn2(self.right(1 + x)))
-        return self.fc(pooled(left + right))
-
-
-def test_one_weight_with_two_biases() -> None:
-    assert site_names(check(OwnBias())) == {"bn", "bn1", "bn2"}
 
 
 class Functional(Nasty):
@@ -434,3 +377,50 @@ def test_a_scale_and_shift_outside_layers_folds() -> None:
     model.scale.data.fill_(0.0)  # as some start: it will not stay zero, so nothing goes for it
     plan = assert_exact(graph, model, {})
     assert len(plan.modules["conv1"].outputs) == 8
+
+
+class Reading(Nasty):
+    """A middle part that reads more tensors than one: what else it reads stays whole, and the data can be pruned."""
+
+    def more(self) -> None:
+        self.where, self.one = nn.Conv2d(8, 2, 1), nn.Conv2d(8, 1, 1)
+        self.nine, self.six = nn.Linear(8, 9), nn.Linear(8, 6)
+        self.side = conv(8, 8)
+        self.kernel = nn.Parameter(torch.rand(1, 1, 1, 3))
+
+    def grid(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.where(x)).permute(0, 2, 3, 1)
+
+    def slope(self, x: Tensor) -> Tensor:
+        return pooled(self.one(x)).mean(0)
+
+
+def blurred(x: Tensor, kernel: Tensor) -> Tensor:
+    width, pads = x.shape[1], [size // 2 for size in kernel.shape[2:]]
+    return F.conv2d(x, kernel.expand(width, -1, -1, -1), padding=pads, groups=width)
+
+
+MIDDLES: dict[str, Callable[[Reading, Tensor], Tensor]] = {
+    "a learned grid": lambda self, x: F.grid_sample(x, self.grid(x), align_corners=False),
+    "a learned transform": lambda self, x: F.grid_sample(
+        x, F.affine_grid(self.six(pooled(x)).view(-1, 2, 3), list(x.shape), align_corners=False), align_corners=False
+    ),
+    "a blur of one wide dimension": lambda self, x: blurred(x, self.kernel),
+    "a computed blur": lambda self, x: blurred(x, self.nine(pooled(x)).mean(0).view(1, 1, 3, 3)),
+    "a computed slope": lambda self, x: F.prelu(-x, self.slope(x)),
+    "a mask stretched like its data": lambda self, x: x * torch.sigmoid(self.one(x)).expand_as(x),
+    "a number stretched like a map": lambda self, x: x * self.slope(x).expand_as(x),
+    "the shape of another tensor": lambda self, x: x.flatten(2).view_as(self.side(x)),
+    "the type of another tensor": lambda self, x: x.type_as(self.side(x)),
+    "the device of another tensor": lambda self, x: x.to(self.side(x)),
+}
+
+
+@pytest.mark.parametrize("name", MIDDLES)
+def test_the_data_is_pruned_and_what_else_is_read_stays(name: str) -> None:
+    model = type("Odd", (Reading,), {"middle": MIDDLES[name]})()
+    graph = check(model, masks=2)
+    assert site_names(graph) == {"bn1", "bn2"}
+    half = {"bn1": torch.arange(8) % 2 == 0, "bn2": torch.arange(6) < 3}
+    cuts = make_plan(graph, model, half).modules
+    assert cuts["conv1"].outputs == cuts["conv2"].inputs == (0, 2, 4, 6)

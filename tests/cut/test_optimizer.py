@@ -73,31 +73,6 @@ def test_groups_and_their_settings_stay() -> None:
     assert optimizer.param_groups[0]["weight_decay"] == 1e-4
 
 
-def _layers_that_share_a_bias() -> nn.Sequential:
-    layers = [nn.Conv2d(3, 6, 1), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 4, 1), nn.Conv2d(4, 4, 1)]
-    model = randomise_(nn.Sequential(*layers))
-    model[3].bias = model[4].bias
-    return model
-
-
-def test_a_shared_bias_that_constants_fold_into_is_the_layers_own(tmp_path: Path) -> None:
-    model = _layers_that_share_a_bias()
-    model.insert(3, nn.BatchNorm2d(6))  # makes constants of what is dropped before it
-    randomise_(model)
-    example = torch.randn(2, 3, 4, 4)
-    graph = trace(model, example)
-    masks = {"1": torch.arange(6) < 4}
-    plan = make_plan(graph, model, masks)
-    assert plan.modules["4"].folded
-    small = apply_plan(plan, model)
-    sp.verify(masked(model, masks).eval(), small.eval(), example, tolerance=1e-5)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    sp.remap_optimizer(optimizer, model, small)
-    assert {id(p) for p in optimizer.param_groups[0]["params"]} == {id(p) for p in small.parameters()}
-    loaded = sp.load(sp.save(small, tmp_path / "small"), model)
-    torch.testing.assert_close(loaded(example), small.eval()(example))
-
-
 @pytest.mark.parametrize("alive", [(0, 2, 4), (0, 1, 2, 3)])
 def test_channels_with_one_bias_are_cut_together_and_masked_alone(tmp_path: Path, alive: tuple[int, ...]) -> None:
     """A convolution has the bias of a BatchNorm on other channels, which is masked where the convolution is not."""

@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import pickle
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,15 +16,28 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from comparing import random_masks
+from comparing import assert_exact, masked, random_masks, relative_difference
 from saved_files import rewrite
-from topologies import TOPOLOGIES, masks_of, randomise_
+from topologies import TOPOLOGIES, Chain, masks_of, randomise_
 from torch import Tensor, nn
 
 import softprune as sp
-from softprune.cut import Origin, PrunePlan, apply_plan, check_saved_shapes, make_plan, plans_of, read_origin
+from softprune import models
+from softprune.cut import (
+    Origin,
+    PrunePlan,
+    apply_plan,
+    check_saved_shapes,
+    load,
+    make_plan,
+    plans_of,
+    read_origin,
+    required_sites,
+    save,
+)
+from softprune.cut.selection import read_graph
 from softprune.errors import CheckpointError, FileFormatError, ModelError, PlanError, SoftpruneError
-from softprune.graph import trace
+from softprune.graph import ChannelGraph, ConstantOutput, trace
 from softprune.methods import L1Pruner
 
 ROOT = Path(__file__).parents[2]
@@ -74,14 +86,6 @@ print("same", len({jobs!r}))
     assert done.stdout.strip() == f"same {len(jobs)}"
 
 
-def test_saving_twice_replaces_and_leaves_nothing_else(tmp_path: Path) -> None:
-    _, small = compact_of("chain")
-    assert sp.save(small, tmp_path / "net") == tmp_path / "net.safetensors"
-    assert sp.save(small, str(tmp_path / "net.safetensors")) == tmp_path / "net.safetensors"
-    assert [path.name for path in tmp_path.iterdir()] == ["net.safetensors"]
-    assert sp.save(small, tmp_path / "net.v2") == tmp_path / "net.v2.safetensors"
-
-
 @pytest.mark.parametrize("call", ["fsync", "replace"])
 def test_a_failed_save_keeps_the_earlier_network(call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, small = compact_of("chain")
@@ -96,23 +100,6 @@ def test_a_failed_save_keeps_the_earlier_network(call: str, tmp_path: Path, monk
         sp.save(small, file)
     assert file.read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["net.safetensors"]
-
-
-def test_a_process_that_is_killed_before_the_rename(tmp_path: Path) -> None:
-    model, small = compact_of("chain")
-    file = sp.save(small, tmp_path / "net")
-    before = file.read_bytes()
-    code = """
-import os, signal, sys
-from softprune import io
-os.replace = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
-io.write_atomically(io.Path(sys.argv[1]), b"other", then="")
-"""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    done = subprocess.run([sys.executable, "-c", code, str(file)], env=environment, capture_output=True)
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    assert file.read_bytes() == before
-    sp.load(file, model)
 
 
 def _bytes(change: Callable[[bytes], bytes]) -> Callable[[Path], object]:
@@ -310,3 +297,79 @@ def test_a_folder_or_another_file_in_place_of_a_network_is_named(tmp_path: Path)
     for name, said in (("run", r"is a folder; pass the file in it, 'compact"), ("weights.pth", r"is no file of")):
         with pytest.raises(FileFormatError, match=f"No such file or directory. '{tmp_path / name}' {said}"):
             sp.load(tmp_path / name, nn.Linear(1, 1))
+
+
+def _cut(model: nn.Module, graph: ChannelGraph, seed: int = 0, deaths: float = 0.4) -> nn.Module:
+    return apply_plan(make_plan(graph, model, random_masks(graph, seed, deaths=deaths)), model)
+
+
+def _chain() -> Chain:
+    model = randomise_(Chain())
+    compact = _cut(model, read_graph(model, torch.randn(2, 3, 8, 8)), deaths=0)
+    assert isinstance(compact, Chain)
+    return compact
+
+
+@pytest.mark.parametrize(
+    "name", ["pre-activation", "dense", "inverted residual", "dead branch", "depthwise", "flatten", "tied"]
+)
+def test_a_cut_of_a_cut_and_back_from_disk(name: str, tmp_path: Path) -> None:
+    topology = TOPOLOGIES[name]
+    model, example = randomise_(topology.build()), topology.example()
+    once = _cut(model, read_graph(model, example), 1)
+    graph = read_graph(once, example)
+    masks = random_masks(graph, 2, deaths=0.3)
+    plan = make_plan(graph, once, masks)
+    twice = apply_plan(plan, once)
+    wide = copy.deepcopy(once).double()
+    assert relative_difference(masked(wide, masks), apply_plan(plan, wide), example) <= 1e-10
+    save(twice, tmp_path / "twice")
+    again = load(tmp_path / "twice", topology.build())
+    assert torch.equal(again(example), twice(example))
+    assert len(plans_of(again)) == len(plans_of(twice)) == 2
+
+
+def test_dtype_and_gradients_survive_the_disk(tmp_path: Path) -> None:
+    dense = Chain()
+    dense.fc.weight.requires_grad_(False)
+    model = randomise_(copy.deepcopy(dense)).double()
+    save(_cut(model, read_graph(model, torch.randn(2, 3, 8, 8))), tmp_path / "wide")
+    again = load(tmp_path / "wide", dense)
+    assert again.conv1.weight.dtype == torch.float64
+    assert again.conv1.weight.requires_grad
+    assert not again.fc.weight.requires_grad
+    assert not again.training
+
+
+@pytest.mark.parametrize(
+    ("build", "options"),
+    [
+        (models.resnet20, {}),
+        (models.resnet20, {"round_to": 8}),
+        (models.resnet20, {"gathers": False}),
+        (models.densenet40, {}),
+    ],
+)
+def test_branches_that_died_in_one_cut_shrink_in_the_next(
+    build: Callable[[], nn.Module], options: dict[str, Any]
+) -> None:
+    torch.manual_seed(0)
+    model = randomise_(build())
+    graph = read_graph(model, torch.randn(1, 3, 32, 32))
+    masks = random_masks(graph, 0)
+    free = [site.name for site in graph.sites if site.name not in required_sites(graph)]
+    for dead in free[3:9:3]:
+        masks[dead][:] = False
+    once = apply_plan(make_plan(graph, model, masks, **options), model)
+    voids = [name for name, module in once.named_modules() if isinstance(module, ConstantOutput)]
+    assert voids
+    again = read_graph(once, torch.randn(1, 3, 32, 32))
+    assert not [frozen for frozen in again.frozen if "trial" in frozen.reason]
+    plan = assert_exact(again, once, random_masks(again, 1))
+    assert any(plan.modules[name].changes for name in voids)
+    twice = apply_plan(plan, once)
+    fresh = build()
+    for each in plans_of(twice):
+        fresh = apply_plan(PrunePlan.from_json(each.to_json()), fresh)
+    fresh.load_state_dict(twice.state_dict())
+    torch.testing.assert_close(fresh.eval()(again.example.args[0]), twice.eval()(again.example.args[0]))

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import copy
+import threading
+import warnings
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
+from topologies import randomise_
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 import softprune as sp
 from softprune.cut import PrunePlan, make_plan, verify_plan
 from softprune.cut.selection import read_graph
+from softprune.cut.verify import verify
 from softprune.errors import ModelError, VerificationError
 
 IMAGES = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -69,15 +77,6 @@ def test_a_copy_must_compute_with_its_own_parameters(build: type[nn.Module]) -> 
     for call in (sp.inspect, sp.SoftPruner):
         with pytest.raises(ModelError, match=r"own parameters\. A copy of this .* reads 'conv1\.weight'"):
             call(build(), IMAGES)
-
-
-def test_a_forward_that_is_replaced_after_the_pruner_was_made() -> None:
-    model = Plain()
-    pruner = sp.SoftPruner(model, IMAGES)
-    original = model.forward
-    model.forward = lambda x: original(x.float())  # type: ignore[method-assign]
-    with pytest.raises((VerificationError, ModelError), match="own parameters"):
-        pruner.compact()
 
 
 # --- widths used as values -----------------------------------------------------------------------------------------
@@ -252,62 +251,163 @@ def test_a_norm_that_is_applied_by_a_function_is_no_site(zero: bool) -> None:
     assert "never calls the module" in reasons(FunctionalNorm(zero))["bn1"]
 
 
-class TiedConvolutions(Plain):
-    def forward(self, x: Tensor) -> Tensor:
-        h = F.relu(self.bn2(self.conv2(self.first(x))))
-        return F.conv_transpose2d(h, self.conv1.weight, padding=1)
-
-
-class HalfConstant(Plain):
-    """With the first half of `bn` masked, half of what `conv1` reads is the constant zero."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem, self.bn = nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8)
-        self.grouped, self.bn0 = nn.Conv2d(8, 8, 1, groups=2), nn.BatchNorm2d(8)
-        self.conv1 = nn.Conv2d(8, 8, 3, padding=1, bias=False)
-        nn.init.constant_(self.bn0.bias, -0.5)
-        nn.init.zeros_(self.grouped.bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(F.relu(self.bn0(self.grouped(F.relu(self.bn(self.stem(x)))))))
-
-
-class HalfConstantDecoder(HalfConstant, TiedConvolutions):
-    """A function reads the weight of `conv1`."""
-
-
-class HalfConstantTied(HalfConstant):
-    """A module that is never called has the weight of `conv1`."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.spare = nn.Conv2d(8, 8, 3, padding=1)
-        self.spare.weight = self.conv1.weight
-
-
-@pytest.mark.parametrize(("build", "columns"), [(HalfConstant, 4), (HalfConstantDecoder, 8), (HalfConstantTied, 8)])
-def test_a_weight_that_others_have_keeps_the_columns_of_dead_inputs(build: type[nn.Module], columns: int) -> None:
-    model = build()
-    graph = read_graph(model, IMAGES)
-    plan = make_plan(graph, model, {"bn": torch.arange(8) >= 4})
-    assert len(plan.modules["conv1"].inputs) == columns
-
-
-class TiedToUncalled(Plain):
-    """A second module has the weight of the first layer, and forward() never calls it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.spare = nn.Conv2d(3, 8, 3, padding=1)
-        self.spare.weight = self.conv1.weight
-
-
-def test_a_layer_that_an_uncalled_module_shares_stays_whole() -> None:
-    # bn1 is still a site: it gathers from a layer that stays whole.
-    plan, small = cut_in_half(TiedToUncalled(), IMAGES)
-    assert plan.params == sum(parameter.numel() for parameter in small.parameters())
-    assert small.spare.weight is small.conv1.weight
-
-
 # --- sizes of the inputs -------------------------------------------------------------------------------------------
+
+
+def unit(inputs: int, outputs: int) -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(inputs, outputs, 3, padding=1), nn.BatchNorm2d(outputs), nn.ReLU())
+
+
+class InTraining(nn.Module):
+    """Training follows the features with a buffer, or hands an inner layer out."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.first, self.second, self.head = unit(3, 8), unit(8, 8), nn.Linear(8, 3)
+        self.register_buffer("centre", torch.zeros(8))
+        self.kind = kind
+
+    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        inner = self.first(x)
+        features = self.second(inner).mean((2, 3))
+        y = self.head(F.dropout(features, training=self.training))
+        if not self.training:
+            return y
+        if self.kind == "centre":
+            with torch.no_grad():
+                self.centre.lerp_(features.mean(0), 0.1)
+            return y
+        return y, inner.view(len(x), 2, 4, -1) if self.kind == "literal" else inner
+
+
+@pytest.mark.parametrize(
+    ("kind", "bound", "free"),
+    [("centre", "second.1", "first.1"), ("inner", "first.1", "second.1"), ("literal", "first.1", "second.1")],
+)
+def test_what_training_alone_runs_still_runs(kind: str, bound: str, free: str) -> None:
+    model = randomise_(InTraining(kind))
+    before = copy.deepcopy(model.state_dict())
+    random_state = torch.get_rng_state()
+    assert bound in reasons(model)
+    plan, compact = cut_in_half(model, IMAGES)
+    assert torch.equal(torch.get_rng_state(), random_state)
+    assert torch.equal(model.centre, before["centre"])
+    assert list(plan.sites) == [free]
+    assert compact.get_submodule(free).num_features == 4
+    outputs, expected = (network.train()(IMAGES) for network in (compact, model))
+    if kind != "centre":
+        assert outputs[1].shape == expected[1].shape
+
+
+class InPlace(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = unit(3, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x.sub_(0.5).div_(0.25)).mean((2, 3)))
+
+
+def test_a_network_that_writes_into_its_input() -> None:
+    image = IMAGES.clone()
+    _, compact = cut_in_half(randomise_(InPlace()), IMAGES)
+    assert compact.body[1].num_features == 4
+    assert torch.equal(IMAGES, image)
+
+
+class Mixed(nn.Module):
+    """A product that no layer makes; the BatchNorm behind it reads a part of what it gives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.bn, self.last = unit(3, 8), nn.BatchNorm2d(8), unit(8, 8)
+        self.weight, self.head = nn.Parameter(torch.randn(8, 8)), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mixed = torch.tensordot(self.weight, self.body(x), ([1], [1])).transpose(0, 1)
+        return self.head(self.last(F.relu(self.bn(mixed))).mean((2, 3)))
+
+
+def test_a_cut_behind_an_operator_without_a_rule_can_be_cut_again() -> None:
+    _, compact = cut_in_half(randomise_(Mixed()), IMAGES)
+    assert compact.bn.num_features == 4
+    graph = read_graph(compact, IMAGES)
+    assert not any("misreads" in frozen.reason for frozen in graph.frozen)
+    assert "last.1" in [site.name for site in graph.sites]
+    _, smaller = cut_in_half(compact, IMAGES)
+    torch.testing.assert_close(smaller.eval()(IMAGES), compact.eval()(IMAGES), rtol=1e-4, atol=1e-5)
+
+
+class Odd(nn.Module):
+    """conv-BN-ReLU twice, mean, linear; `end` is what a test adds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.conv2, self.bn2 = nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.fc = nn.Linear(8, 4)
+
+    def begin(self, x: Tensor) -> Tensor:
+        return x
+
+    def end(self, x: Tensor) -> object:
+        return x
+
+    def forward(self, x: Tensor) -> object:
+        x = F.relu(self.bn1(self.conv1(self.begin(x))))
+        return self.end(self.fc(F.relu(self.bn2(self.conv2(x))).mean((2, 3))))
+
+
+def half_dead(network: nn.Module, example: Tensor) -> sp.SoftPruner:
+    randomise_(network)
+    pruner = sp.SoftPruner(network, example)
+    with torch.no_grad():
+        for site in pruner.sites:
+            network.get_submodule(site.name).bias[::2] = -9.0
+    return pruner
+
+
+@pytest.mark.parametrize(
+    "begin",
+    [
+        pytest.param(lambda self, x: x.reshape(4, 3, 8, 8), id="a literal in a view"),
+        pytest.param(lambda self, x: x + torch.zeros(4, 1, 1, 1).to(x), id="a constant of that size"),
+    ],
+)
+def test_a_network_of_one_batch_size_is_proved_at_that_size(begin) -> None:
+    network = type("Fixed", (Odd,), {"begin": begin})()
+    pruner = half_dead(network, torch.randn(4, 3, 8, 8))
+    assert pruner.compact().conv1.out_channels == 4
+    assert pruner.certificate.inputs[0] == "4x3x8x8"
+
+
+def test_a_network_that_cannot_be_copied_is_said() -> None:
+    network = Odd()
+    network.lock = threading.Lock()
+    with pytest.raises(ModelError, match=r"copy\.deepcopy must take it"):
+        verify(network, Odd(), torch.randn(2, 3, 8, 8))
+
+
+def _with_feature(network: Odd) -> None:
+    network.conv1.register_forward_hook(lambda module, _, output: setattr(module, "features", {"last": [output]}))
+
+
+def _with_old_weight_norm(network: Odd) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.nn.utils.weight_norm(network.conv1)
+
+
+def _with_pruned_weights(network: Odd) -> None:
+    prune.l1_unstructured(network.conv1, "weight", 0.5)
+
+
+@pytest.mark.parametrize("leave", [_with_feature, _with_old_weight_norm, _with_pruned_weights])
+def test_what_forward_left_on_a_module_is_copied_without_its_graph(leave: Callable[[Odd], None]) -> None:
+    network, images = Odd(), torch.randn(2, 3, 8, 8)
+    leave(network)
+    network(images)
+    pruner = half_dead(network, images)
+    network.train()(images)
+    compact = pruner.compact()
+    assert torch.allclose(compact.eval()(images), network.eval()(images), atol=1e-6)

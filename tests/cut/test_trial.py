@@ -159,17 +159,6 @@ def test_sites_that_cannot_be_cut_freeze_no_channels_of_explicit_sizes() -> None
     assert [frozen.name for frozen in seen.frozen] == ["bn1", "bn3", "bn5"]
 
 
-def test_sites_that_cannot_be_cut_together_freeze_the_later_one() -> None:
-    class Doubled(PaddedStreams):
-        def forward(self, x: Tensor) -> Tensor:
-            both = len(self.bn1.weight) < 3 and len(self.bn5.weight) < 6
-            return super().forward(x) * (2 if both else 1)
-
-    seen = softprune.inspect(randomise_(Doubled(0)), torch.randn(2, 3, 8, 8), site_kinds=["stream"])
-    assert [site.name for site in seen.sites] == ["bn", "bn1", "bn3", "bn4"]
-    assert "a trial cut of it failed (outputs of scale" in seen.frozen[0].reason
-
-
 class Caching(Chain):
     """Training makes a buffer, of the width of its features, that every later call reads."""
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections import UserDict
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,9 +13,10 @@ from torch import Tensor, nn
 
 import softprune as sp
 from softprune.cut import PrunePlan, apply_plan, make_plan, verify_plan
+from softprune.cut.comparison import by_sample, compare, noise, outputs_of, random_inputs
 from softprune.cut.verify import masks_on
-from softprune.errors import ModelError, PlanError, VerificationError
-from softprune.graph import trace
+from softprune.errors import VerificationError
+from softprune.graph import Example, trace
 
 IMAGES = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 
@@ -53,14 +58,6 @@ def test_the_first_module_that_differs_is_named(kept: int, wrong: str) -> None:
         with pytest.raises(VerificationError, match=f"on input 2x3x8x8, first seen at '{wrong}'"):
             sp.verify(model, compact, IMAGES)
         assert not model.get_submodule(wrong)._forward_hooks
-
-
-def test_only_modules_of_the_width_before_the_cut_are_compared() -> None:
-    model = Net()
-    compact = apply_plan(cut(model, 2)[0], model)
-    for other in (Net(2), Net(8)):
-        with pytest.raises(VerificationError, match="first seen at 'fc'"):
-            sp.verify(other, compact, IMAGES)
 
 
 class Off(nn.Conv2d):
@@ -127,20 +124,6 @@ def test_a_compact_network_must_run_where_the_masked_one_does() -> None:
         sp.verify(OneSize(), OneSize(refused=3), torch.zeros(2, 3, 8, 8), tolerance=10)
 
 
-def test_a_plan_must_fit_the_network_that_is_verified() -> None:
-    plan, masks = cut(Net(), 2)
-    other = Net()
-    other.fc = nn.Linear(4, 6)
-    with pytest.raises(PlanError, match=r"whose 'fc\.bias' is \(5,\)\. Got \(6,\)"):
-        verify_plan(plan, other, masks, IMAGES)
-
-
-def test_networks_are_given_as_modules() -> None:
-    for networks in ((Net, Net()), (Net(), Net)):
-        with pytest.raises(ModelError, match=r"must be a torch\.nn\.Module\. Got the class Net"):
-            sp.verify(*networks, IMAGES)  # type: ignore[arg-type]
-
-
 # --- the network that is returned, in its own precision --------------------------------------------------------------
 
 
@@ -194,3 +177,63 @@ def test_outputs_without_a_finite_number_prove_nothing() -> None:
     broken.bn.running_var.fill_(-1.0)
     with pytest.raises(VerificationError, match="finite outputs"):
         verify_plan(plan, broken, masks, IMAGES)
+
+
+def test_the_difference_is_that_of_the_output_that_differs_most_relative_to_its_scale() -> None:
+    large, small = torch.tensor([100.0, -50.0]), torch.tensor([0.1])
+    assert compare([large, small], [large, small]) == (0.0, pytest.approx(100.0))
+    assert compare([large, small], [large + 1, small + 0.05]) == pytest.approx((0.05, 0.1))
+    assert compare([], []) == compare([torch.ones(0)], [torch.ones(0)]) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("expected", "got"),
+    [
+        ([[1.0]], []),
+        ([[1.0]], [[1.0, 1.0]]),
+        ([[1.0, math.nan]], [[math.nan, 1.0]]),
+        ([[1.0, math.nan]], [[1.0, 1.0]]),
+        ([[1.0, 1.0]], [[1.0, math.nan]]),
+        ([[1.0, 1.0]], [[1.0, math.inf]]),
+        ([[1.0, math.inf]], [[1.0, -math.inf]]),
+        ([[1.0, math.inf]], [[1.0, math.nan]]),
+    ],
+)
+def test_another_shape_or_number_and_other_infinities_differ_by_infinity(expected: Any, got: Any) -> None:
+    assert compare([torch.tensor(each) for each in expected], [torch.tensor(each) for each in got])[0] == math.inf
+
+
+def test_samples_are_compared_one_by_one() -> None:
+    example = Example.of(torch.ones(2, 3))
+    pieces = by_sample([torch.ones(2, 4), torch.ones(2), torch.ones(5, 4)], example)
+    assert [tuple(piece.shape) for piece in pieces] == [(4,), (4,), (2,), (5, 4)]
+
+
+def test_random_inputs_have_another_batch_size_and_at_last_that_of_the_example() -> None:
+    for batch in (1, 2, 4):
+        found = [each.args[0].shape[0] for each in random_inputs(Example.of(torch.ones(batch, 3, 32, 32)), 0)]
+        assert batch not in found[:-1]
+        assert found[-1] == batch
+
+
+def test_samples_of_noise_have_several_scales_and_integers_stay() -> None:
+    image, index = noise(Example.of((torch.ones(3, 2, 16, 16), torch.arange(3))), 0).args
+    assert [float(sample.std()) for sample in image] == pytest.approx([1.0, 30.0, 0.1], rel=0.2)
+    assert torch.equal(index, torch.arange(3))
+
+
+def test_outputs_are_copies_and_inputs_stay() -> None:
+    class Counting(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("count", torch.zeros(1))
+
+        def forward(self, x: torch.Tensor) -> Any:
+            x.add_(1)
+            self.count += 1
+            return UserDict(count=self.count, x=x)
+
+    model, example = Counting(), Example.of(torch.zeros(2, 3))
+    first, second = outputs_of(model, example), outputs_of(model, example)
+    assert [float(first[0]), float(second[0])] == [1.0, 2.0]
+    assert torch.equal(example.args[0], torch.zeros(2, 3))

@@ -11,10 +11,8 @@ from torch import nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 from torch.utils import _pytree as pytree
 
-from softprune import SoftPruner
-from softprune.cut import apply_plan, make_plan, remap_optimizer
+from softprune.cut import apply_plan, make_plan
 from softprune.cut.selection import read_graph
-from softprune.errors import PlanError
 from softprune.graph import ConstantOutput
 
 
@@ -40,16 +38,6 @@ def test_a_compact_network_exports(name: str) -> None:
     program = torch.export.export(compact, arguments, strict=False)
     with torch.no_grad():
         _close(compact(*arguments), program.module()(*arguments))
-
-
-@pytest.mark.parametrize("name", TOPOLOGIES)
-def test_a_compact_network_compiles(name: str) -> None:
-    _, compact, arguments = _compact(name)
-    torch.compiler.reset()
-    outputs = torch.compile(compact, backend="aot_eager", fullgraph=True)(*arguments)
-    with torch.no_grad():
-        _close(compact(*arguments), outputs)
-    sum(leaf.sum() for leaf in pytree.tree_leaves(outputs)).backward()
 
 
 def _structure(model: nn.Module) -> list[Any]:
@@ -108,54 +96,6 @@ def test_hooks_of_the_user_survive() -> None:
 
 
 # --- the optimizer ---------------------------------------------------------------------------------------------------
-
-
-def _sgd(parameters: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9, nesterov=True, weight_decay=1e-3)
-
-
-def test_what_was_cut_away_leaves_the_optimizer() -> None:
-    topology = TOPOLOGIES["depthwise"]
-    model, example = randomise_(topology.build()).train(), topology.example()
-    extra = nn.Parameter(torch.zeros(3))
-    optimizer = _sgd([{"params": model.parameters()}, {"params": [extra], "lr": 0.5}])
-    (model(example).sum() + extra.sum()).backward()
-    optimizer.step()
-    model.eval()
-    graph = read_graph(model, example)
-    masks = {"bn1": torch.arange(8) < 4, "bn2": torch.arange(8) > 1}  # constants fold: pointwise gets a bias
-    compact = apply_plan(make_plan(graph, model, masks), model)
-    bias: Any = compact.get_submodule("pointwise").bias
-    assert bias is not None
-    with pytest.raises(PlanError, match="without a plan"):
-        remap_optimizer(optimizer, model, model)
-    remap_optimizer(optimizer, model, compact)
-    assert optimizer.param_groups[1]["params"] == [extra]
-    assert any(p is bias for p in optimizer.param_groups[0]["params"])
-    optimizer.zero_grad()
-    compact.train()(example).sum().backward()
-    optimizer.step()
-
-
-def test_ddp_wrapped_models_are_found_inside() -> None:
-    class Wrapper(nn.Module):
-        def __init__(self, module: nn.Module) -> None:
-            super().__init__()
-            self.module = module
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.module(x)
-
-    model = randomise_(Chain())
-    pruner = SoftPruner(model, torch.randn(2, 3, 8, 8))
-    average = torch.optim.swa_utils.AveragedModel(model)
-    with torch.no_grad():
-        average.module.bn1.bias.fill_(-9.0)
-        average.module.bn1.bias[0] = 1.0
-    assert int(pruner.masks(average)["bn1"].sum()) == 1
-    compact = pruner.compact(model=Wrapper(average))
-    assert compact.conv1.out_channels == 1
-    assert pruner.compact().conv1.out_channels > 1
 
 
 @pytest.mark.parametrize("layer", [nn.Conv2d(4, 6, 3, stride=2, padding=1), nn.ConvTranspose2d(4, 6, 3)], ids=str)

@@ -3,13 +3,11 @@
 import gc
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from softprune.graph import Example
@@ -19,10 +17,6 @@ from softprune.graph.reader import PROCESS_WIDE
 FAINT = 1e-5
 """The scale of an output is at least this share of the largest output's scale."""
 
-MANY_GROUPS = 8
-"""From this number of groups on, all groups of a convolution are computed at once."""
-LARGEST_UNFOLDED = 2**25
-"""Elements of an unfolded input (256 MiB in float64) up to which they are computed at once."""
 
 # --- inputs ----------------------------------------------------------------------------------------------------
 
@@ -124,59 +118,6 @@ def without_gc() -> Iterator[None]:
             gc.enable()
 
 
-def quick_outputs_of(model: nn.Module, example: Example) -> list[Tensor]:
-    """Return what :func:`outputs_of` does, up to rounding, with convolutions of many groups in one operation each.
-
-    On a CPU, torch computes a convolution that oneDNN does not take (float64, or oneDNN switched off) group by group: a
-    depthwise convolution with a thousand channels is a thousand calls.
-    """
-    modules = list(model.modules())
-    compiled = any(module._compiled_call_impl is not None or "_orig_mod" in module._modules for module in modules)
-    many = any(isinstance(each, nn.Conv2d) and each.groups >= MANY_GROUPS for each in modules)
-    with _GroupsAtOnce() if many and not compiled else nullcontext():
-        return outputs_of(model, example)
-
-
-class _GroupsAtOnce(TorchFunctionMode):
-    """Computes 2-D convolutions with many groups in a few operations on a CPU."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return (_conv2d if func is torch.conv2d else func)(*args, **(kwargs or {}))
-
-
-def _conv2d(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: int | Sequence[int] = 1,
-    padding: int | Sequence[int] | str = 0,
-    dilation: int | Sequence[int] = 1,
-    groups: int = 1,
-) -> Tensor:
-    fits = input.ndim == 4 and input.shape[1] == groups * weight.shape[1] and len(weight) % groups == 0
-    usual = input.numel() > 0 and input.is_floating_point() and input.device.type == "cpu"
-    # What torch refuses is left to torch: other types, a bias of another length.
-    alike = all(each.dtype == weight.dtype for each in (input, weight if bias is None else bias))
-    alike = alike and (bias is None or bias.shape == weight.shape[:1])
-    if isinstance(padding, str) or not (fits and usual and alike):
-        return torch.conv2d(input, weight, bias, stride, padding, dilation, groups)
-    size, (padded, strided, dilated) = weight.shape[2:], (_pair(each) for each in (padding, stride, dilation))
-    space = [(input.shape[2 + d] + 2 * padded[d] - dilated[d] * (size[d] - 1) - 1) // strided[d] + 1 for d in range(2)]
-    positions = math.prod(space) if min(space) > 0 else 0
-    unfolded = input.shape[0] * input.shape[1] * math.prod(size) * positions
-    if groups < MANY_GROUPS or unfolded > LARGEST_UNFOLDED:
-        return torch.conv2d(input, weight, bias, stride, padding, dilation, groups)
-    columns = F.unfold(input, size, dilated, padded, strided).view(len(input), groups, -1, positions)
-    kernels = weight.reshape(groups, len(weight) // groups, -1)
-    output = (columns * kernels[:, 0, :, None]).sum(2) if len(weight) == groups else kernels @ columns
-    output = output.reshape(len(input), len(weight), *space)
-    return output if bias is None else output + bias[:, None, None]
-
-
-def _pair(value: int | Sequence[int]) -> tuple[int, int]:
-    return (value, value) if isinstance(value, int) else (value[0], value[-1])
-
-
 # --- outputs ---------------------------------------------------------------------------------------------------
 
 
@@ -211,7 +152,7 @@ def outputs_and_foreign(model: nn.Module, example: Example, *originals: nn.Modul
     """
     own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     with _StorageReads() as reads:
-        outputs = quick_outputs_of(model, example)
+        outputs = outputs_of(model, example)
     foreign = reads.pointers - own - {0}  # tensors without elements have no storage
     names = [
         name

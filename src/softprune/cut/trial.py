@@ -24,7 +24,7 @@ from softprune.cut.comparison import (
     noise,
     one_thread,
     outputs_and_foreign,
-    quick_outputs_of,
+    outputs_of,
     smallest,
 )
 from softprune.cut.coupling import floor_masks
@@ -128,7 +128,7 @@ class _Trial:
             for site in graph.sites
             for name in site.members
         ]
-        quick_outputs_of(self._copy, self._input)
+        outputs_of(self._copy, self._input)
         self._training = self._training_shapes()
         for hook in hooks:
             hook.remove()
@@ -147,13 +147,13 @@ class _Trial:
 
     def _failure(self, graph: ChannelGraph, masks: dict[str, Tensor]) -> str | None:
         with masks_on(self._copy, graph.member_masks(masks)):
-            expected = quick_outputs_of(self._copy, self._input)
+            expected = outputs_of(self._copy, self._input)
         try:
             plan = make_plan(graph, self._copy, masks)
             plan.check_fits(self._copy)
             with attributes_kept(self._copy):  # a copy for every cut would take as long as all the rest
                 cut_(plan, self._copy)
-                got = quick_outputs_of(self._copy, self._input)
+                got = outputs_of(self._copy, self._input)
                 # Auxiliary heads, and buffers that follow features, show in training mode alone.
                 training = None if self._training is None else self._training_shapes(fails=True)
         except Exception as error:
@@ -195,14 +195,14 @@ class _Trial:
         name, twin = type(self._copy).__name__, plain_copy(self._copy, self._convert_, share=True)
         mask_sites_(twin, masks)
         try:
-            difference, scale = compare(outputs, quick_outputs_of(twin, self._input))
+            difference, scale = compare(outputs, outputs_of(twin, self._input))
             shown = _described(difference, scale)
         except Exception as error:
             difference, scale, shown = math.inf, 1.0, f"{type(error).__name__}: {first_line(error)}"
         if difference <= NONDETERMINISTIC.get(outputs[0].device.type, 1e-5) * scale:
             return
         with masks_on(self._copy, masks):
-            again, scale = compare(outputs, quick_outputs_of(self._copy, self._input))
+            again, scale = compare(outputs, outputs_of(self._copy, self._input))
         # Randomness differs by about as much from call to call; rounding differs by far less than two networks.
         if again > 1e-2 * difference:
             raise ModelError(
@@ -223,7 +223,7 @@ class _Trial:
         cuda = [parameter.device for parameter in self._copy.parameters() if parameter.is_cuda][:1]
         try:
             with torch.random.fork_rng(devices=cuda):
-                return [tuple(output.shape) for output in quick_outputs_of(self._copy.train(), self._input)]
+                return [tuple(output.shape) for output in outputs_of(self._copy.train(), self._input)]
         except Exception:
             if fails:
                 raise

@@ -17,7 +17,6 @@ from softprune.cut.comparison import (
     one_thread,
     outputs_and_foreign,
     outputs_of,
-    quick_outputs_of,
     random_inputs,
     shapes_of,
 )
@@ -199,7 +198,7 @@ class _Proof:
             failure: Exception = ModelError("no input")
             for attempt in attempts:
                 try:
-                    outputs = quick_outputs_of(reference, attempt.to_model(reference))
+                    outputs = outputs_of(reference, attempt.to_model(reference))
                 except Exception as error:
                     failure = error  # it does not take this size
                     continue
@@ -328,5 +327,5 @@ def _outputs_by_module(model: nn.Module, names: Sequence[str], example: Example)
 
     for name in names:
         model.get_submodule(name).register_forward_hook(remember(name))
-    quick_outputs_of(model, example.to_model(model))
+    outputs_of(model, example.to_model(model))
     return outputs
