@@ -257,6 +257,16 @@ def torch_pruning() -> str:
     return markdown(["network", "softprune", "MACs kept", "s", "Torch-Pruning", "MACs kept", "s"], rows)
 
 
+def certificates() -> str:
+    """Return what the compact and the masked network are off by in each precision."""
+    rows = []
+    for row in record("certificates")["rows"]:
+        numbers = [f"{row[key]:.0e}" if key in row else "refused" for key in ("float64", "own", "own_masked")]
+        rows.append([row["network"], row["dtype"], percent(row["macs_kept"]), *numbers])
+    head = ["network", "precision", "MACs kept", "float64", "compact, own precision", "masked, own precision"]
+    return markdown(head, rows, left=2)
+
+
 def own_decisions() -> str:
     """Return the accuracy of both tools at equal MACs, each with its own decisions."""
     found = record("own_decisions")["rows"]
@@ -367,6 +377,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "networks": networks,
     "refused": refused,
     "torch-pruning": torch_pruning,
+    "certificates": certificates,
     "own-decisions": own_decisions,
     "latency": latency,
     "steps": steps,

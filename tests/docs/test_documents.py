@@ -128,7 +128,7 @@ def test_commands_in_documents_are_valid() -> None:
                 if words[1] == "train" and recipe in recipe_files():
                     load_recipe(recipe, [*named, *settings])
                 seen.append(words[1])
-    assert {"train", "resume", "report", "compare", "export", "bench", "predict", "runs"} <= set(seen)
+    assert {"train", "resume", "report", "compare", "export", "bench", "predict"} <= set(seen)
 
 
 @pytest.mark.slow

@@ -70,6 +70,15 @@ def test_the_zoo_is_exact_or_refused() -> None:
                 assert result["masked"] + sum(result["frozen"].values()) == row["batch_norms"], row["name"]
 
 
+def test_certificates_hold_in_every_precision() -> None:
+    eps = {"float32": 2**-23, "bfloat16": 2**-7, "float16": 2**-10}
+    rows = json.loads((RECORDS / "certificates.json").read_text())["rows"]
+    assert len(rows) == 30
+    for row in (row for row in rows if "refused" not in row):
+        assert row["float64"] <= 1e-10
+        assert row["own"] <= 8 * max(row["own_masked"], eps[row["dtype"]]), row
+
+
 def test_other_packages_have_no_failure() -> None:
     rows = json.loads((RECORDS / "packages.json").read_text())["rows"]
     assert {row["status"] for row in rows} <= {"exact", "not smaller", "refused", "met"}
