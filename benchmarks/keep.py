@@ -10,17 +10,24 @@ Channels' histories, layers and sessions stay in the folder of the run. `--netwo
 import argparse
 import csv
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import safetensors.torch
+import torch
 
+from softprune import models
 from softprune.cut.saved import DOCUMENT, signed
 from softprune.io import write_atomically
 from softprune.lab.config.settings import RunConfig
 from softprune.lab.runs.folder import RunFolder
 from softprune.lab.runs.reading import Run, best_latencies, load_run
 from softprune.lab.runs.result import Result
+
+sys.path.insert(0, str(Path(__file__).parent / "paper"))
+
+from counting import PaperCounter
 
 RESULTS = Path(__file__).parents[1] / "results"
 LARGEST = 60_000
@@ -39,6 +46,11 @@ COLUMNS = (
     *("minutes", "dense_ms", "compact_ms", "device", "precision", "commit", "clean", "finished", "note"),
 )
 """Accuracies and cuts are in percent. ``paper_*`` is counted as the paper counts, or exactly where it has no rule."""
+PAPER_NETWORKS = (
+    *("vgg16", "vgg19", "digits_net", "resnet20", "resnet56", "resnet110", "resnet164", "densenet40"),
+    *("resnet56_a", "resnet110_a"),
+)
+"""Those that `paper/counting.py` has a rule for."""
 
 
 def slim(record: Result) -> dict[str, Any]:
@@ -121,7 +133,6 @@ def row_of(run: Run, folder: str) -> dict[str, Any]:
     """Return the row of a run in runs.csv."""
     method, train, git = run.config.method, run.config.train, run.environment and run.environment.git
     words, masked, times = run.command.split(), run.variant("masked"), best_latencies(run)
-    sites = sum(site.kept for site in run.sites), sum(site.width for site in run.sites)
     return {
         "folder": folder,
         "name": run.name,
@@ -142,11 +153,7 @@ def row_of(run: Run, folder: str) -> dict[str, Any]:
         "compact_top1": _number(run.compact_top1),
         "macs_cut": _cut(run.compact.macs, run.dense.macs),
         "params_cut": _cut(run.compact.params, run.dense.params),
-        "paper_channels_cut": _cut(run.compact.paper_channels, run.dense.paper_channels) or _cut(*sites),
-        "paper_params_cut": _cut(run.compact.paper_params, run.dense.paper_params)
-        or _cut(run.compact.params, run.dense.params),
-        "paper_flops_cut": _cut(run.compact.paper_flops, run.dense.paper_flops)
-        or _cut(run.compact.macs, run.dense.macs),
+        **_paper_cuts(run),
         "minutes": f"{(run.wall_seconds or 0) / 60:.2f}",
         "dense_ms": _number(times and times[0]),
         "compact_ms": _number(times and times[1]),
@@ -157,6 +164,28 @@ def row_of(run: Run, folder: str) -> dict[str, Any]:
         "finished": run.finished[:10],
         "note": "",
     }
+
+
+def _paper_cuts(run: Run) -> dict[str, str]:
+    """Return the cuts as the paper counts them; older records have the figures."""
+    dense, compact = run.dense, run.compact
+    if dense.paper_flops is not None:
+        pairs = (
+            (compact.paper_channels, dense.paper_channels),
+            (compact.paper_params, dense.paper_params),
+            (compact.paper_flops, dense.paper_flops),
+        )
+    elif run.model in PAPER_NETWORKS:
+        with torch.device("meta"):
+            network = models.build(run.model, 100 if run.data == "cifar100" else 10)
+            counter = PaperCounter(network, torch.empty(1, *models.REGISTRY[run.model].input_shape))
+        left, whole = counter.count({site.name: site.kept for site in run.sites}), counter.count()
+        pairs = ((left.channels, whole.channels), (left.params, whole.params), (left.flops, whole.flops))
+    else:
+        sites = sum(site.kept for site in run.sites), sum(site.width for site in run.sites)
+        pairs = (sites, (compact.params, dense.params), (compact.macs, dense.macs))
+    names = ("paper_channels_cut", "paper_params_cut", "paper_flops_cut")
+    return {name: _cut(*pair) for name, pair in zip(names, pairs, strict=True)}
 
 
 def _number(value: float | None) -> str:

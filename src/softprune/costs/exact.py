@@ -1,4 +1,4 @@
-"""MACs, activations and parameters of any model, counted on the operators that its forward really runs."""
+"""`cost`: MACs, activations and parameters of any model, counted on the operators that its forward really runs."""
 
 import math
 from collections import Counter
@@ -36,8 +36,6 @@ class ModuleCost:
     """Elements that convolutions and linear layers write."""
     params: int = 0
     """Parameters; a tensor shared by several modules counts at the first of them only."""
-    flops: int = 0
-    """Floating-point operations by the requested rule."""
     channels: int = 0
     """Width of a BatchNorm, 0 for other modules."""
 
@@ -46,8 +44,6 @@ class ModuleCost:
 class Cost:
     """The cost of a model. The totals are the sums over `by_module`. Printed, it is a table."""
 
-    counting: str
-    """The requested rule: "exact" or "paper"."""
     macs: int
     """Multiply-accumulates of convolutions and linear layers."""
     activations: int
@@ -55,30 +51,19 @@ class Cost:
     params: int
     """Parameters, shared ones once."""
     channels: int
-    """Sum of the widths of all BatchNorms; with masks, of the channels that are kept."""
-    flops: int
-    """Twice the MACs (exact), or the authors' FLOPs (paper)."""
+    """Sum of the widths of all BatchNorms."""
     by_module: Mapping[str, ModuleCost] = field(repr=False)
     """Every module with parameters or MACs of its own, by name, in the model's order."""
 
-    @classmethod
-    def total(cls, counting: str, by_module: Mapping[str, ModuleCost]) -> "Cost":
-        """Sum up `by_module`."""
-        parts = by_module.values()
-        return cls(
-            counting=counting,
-            macs=sum(part.macs for part in parts),
-            activations=sum(part.activations for part in parts),
-            params=sum(part.params for part in parts),
-            channels=sum(part.channels for part in parts),
-            flops=sum(part.flops for part in parts),
-            by_module=by_module,
-        )
+    @property
+    def flops(self) -> int:
+        """Two for each multiply-accumulate."""
+        return 2 * self.macs
 
     def __str__(self) -> str:
-        rows: list[tuple[str, ...]] = [("module", "kind", "MACs", "activations", "params", "channels", "FLOPs")]
+        rows: list[tuple[str, ...]] = [("module", "kind", "MACs", "activations", "params", "channels")]
         rows += [(name or "(root)", part.kind, *_figures(part)) for name, part in self.by_module.items()]
-        rows.append(("total", f"{self.counting} counting", *_figures(self)))
+        rows.append(("total", "", *_figures(self)))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         # Names to the left, figures to the right.
         line = "  ".join(f"{{:{'<' if place < 2 else '>'}{width}}}" for place, width in enumerate(widths))
@@ -90,31 +75,41 @@ class Cost:
 
 
 def _figures(part: ModuleCost | Cost) -> tuple[str, ...]:
-    return tuple(f"{value:,}" for value in (part.macs, part.activations, part.params, part.channels, part.flops))
+    return tuple(f"{value:,}" for value in (part.macs, part.activations, part.params, part.channels))
 
 
-def count_exact(model: nn.Module, example: ExampleLike) -> Cost:
-    """Count `model` per sample of `example`, in eval mode.
+def cost(model: nn.Module, example: ExampleLike) -> Cost:
+    """Return what `model` costs per sample, in eval mode. Nothing is computed and the model is not changed.
 
-    Where the example's tensors do not share their first dimension, there are no samples: the whole call counts.
-    The forward runs on tensors without data: no arithmetic happens and nothing of the model changes.
+    Args:
+        model: Any model.
+        example: What the model is called with: a tensor, a tuple of arguments, or ``(args, kwargs)``. Where its tensors
+            do not share their first dimension, there are no samples: the whole call counts.
+
+    Raises:
+        ModelError: if the model does not run on the example.
     """
     check_is_module(model)
     params = _params_by_module(model)
     macs, written = _per_sample(model, Example.of(example).to_model(model))
-    by_module = {}
+    parts = {}
     for name, module in model.named_modules():
         channels = module.num_features if isinstance(module, _BatchNorm) else 0
         if macs[name] or params[name] or channels:
-            by_module[name] = ModuleCost(
+            parts[name] = ModuleCost(
                 kind=type(module).__name__,
                 macs=macs[name],
                 activations=written[name],
                 params=params[name],
-                flops=2 * macs[name],
                 channels=channels,
             )
-    return Cost.total("exact", by_module)
+    return Cost(
+        macs=macs.total(),
+        activations=written.total(),
+        params=params.total(),
+        channels=sum(part.channels for part in parts.values()),
+        by_module=parts,
+    )
 
 
 def _params_by_module(model: nn.Module) -> Counter[str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from softprune.costs import count_exact
+from softprune.costs import cost
 from softprune.cut.apply import duplicated
 from softprune.cut.build import dense_macs, make_plan
 from softprune.cut.comparison import without_gc
@@ -80,7 +80,7 @@ def _with_unread(graph: ChannelGraph, model: nn.Module) -> ChannelGraph:
     if not any(isinstance(op, OpaqueOp) for op in graph.ops):
         return graph
     try:
-        counted = count_exact(model, graph.example).macs
+        counted = cost(model, graph.example).macs
     except ModelError:
         logger.debug("operators without a rule were not counted", exc_info=True)
         return graph

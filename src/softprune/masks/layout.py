@@ -144,6 +144,7 @@ def keep_common(scores: Sequence[Tensor], count: int) -> Tensor:
 
 
 def padded(row: Tensor, value: float = 0.0) -> Tensor:
+    """Return `row` with one more element, which indices of what is missing point to."""
     return torch.cat([row, row.new_full((1,), value)])
 
 
