@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import typer.core
 import typer.main
-from own_model import outputs
+from guides import NOTEBOOKS, RECORDS, notebook, outputs
 
 import softprune as sp
 from softprune.lab.cli import main
@@ -50,9 +50,9 @@ SHORTER = {
         "--repeats 5": "--repeats 1",
     },
     "docs/bench.md": {"repeats=5": "repeats=1"},
-    "README.md": {"total_steps=200": "total_steps=60", "range(200)": "range(60)"},
+    "README.md": {"epochs = 10": "epochs = 3"},
 }
-"""Numbers of a document that a test makes smaller: `benchmarks/own_model.py` runs the guide as it stands."""
+"""Numbers of a document that a test makes smaller: `benchmarks/guides.py` runs the guides as they stand."""
 
 
 def document(name: str) -> str:
@@ -164,9 +164,15 @@ def test_the_site_builds_and_its_links_lead_somewhere(tmp_path: Path) -> None:
     assert "not included in the" not in done.stderr
 
 
-def test_the_outputs_in_the_guide_are_the_recorded_ones() -> None:
-    _, _, record = (ROOT / "benchmarks" / "records" / "own_model.txt").read_text().partition("\n")
-    shown = outputs((ROOT / "docs" / "own-model.md").read_text())
-    assert shown == record, "run `python benchmarks/own_model.py`"
-    assert "before" in shown
-    assert "small.onnx" in shown
+@pytest.mark.parametrize("name", RECORDS)
+def test_the_outputs_in_a_guide_are_the_recorded_ones(name: str) -> None:
+    _, _, record = (ROOT / "benchmarks" / "records" / f"{RECORDS[name]}.txt").read_text().partition("\n")
+    assert outputs((ROOT / name).read_text()) == record, f"run `python benchmarks/guides.py {name}`"
+    assert record
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_a_notebook_is_its_guide_whose_code_runs(name: str) -> None:
+    assert name in DOCUMENTS or name == "docs/yolo.md"  # tests/integrations/test_ultralytics.py runs that one
+    made = notebook((ROOT / name).read_text())
+    assert (ROOT / "examples" / f"{NOTEBOOKS[name]}.ipynb").read_text() == made, "run `python benchmarks/guides.py`"

@@ -1,54 +1,93 @@
 """The wheel, made from the source archive, has every file of the package and works without the repository."""
 
+import importlib.metadata
+import json
 import os
+import re
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from softprune import __version__
 
 ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder in which the wheel is installed, without its dependencies."""
+    pytest.importorskip("build")
+    made, target = tmp_path_factory.mktemp("dist"), tmp_path_factory.mktemp("installed")
+    python = [sys.executable, "-m"]
+    # Without isolation the build uses the installed setuptools, and needs no index.
+    build = [*python, "build", "--no-isolation", "--outdir", str(made), str(ROOT)]
+    subprocess.run(build, check=True, capture_output=True)
+    assert (made / f"softprune-{__version__}.tar.gz").exists()
+    (wheel,) = made.glob("softprune-*.whl")
+    assert wheel.name == f"softprune-{__version__}-py3-none-any.whl"
+    names = set(zipfile.ZipFile(wheel).namelist())
+    source = ROOT / "src"
+    kinds = (".py", ".toml", ".npz", ".csv", ".md", ".html", ".css", ".js", ".typed")
+    assert {str(path.relative_to(source)) for path in source.rglob("*") if path.suffix in kinds} <= names
+    assert {"softprune/py.typed", "softprune/lab/recipes/digits.toml"} <= names
+    install = [*python, "pip", "install", "-q", "--no-deps", "--no-compile", "--target", str(target), str(wheel)]
+    subprocess.run(install, check=True)
+    return target
+
+
+def packages(requirements: list[str], into: Path) -> None:
+    """Link what `requirements` name, and what that requires, into a folder."""
+    missing, seen = [Requirement(text) for text in requirements], set()
+    while missing:
+        requirement = missing.pop()
+        if requirement.name in seen or (requirement.marker and not requirement.marker.evaluate({"extra": ""})):
+            continue
+        seen.add(requirement.name)
+        package = importlib.metadata.distribution(requirement.name)
+        missing += [Requirement(text) for text in package.requires or []]
+        for name in {file.parts[0] for file in package.files or []} - {"..", "__pycache__"}:
+            if not (into / name).exists():
+                (into / name).symlink_to(Path(str(package.locate_file(name))))
+
+
+def run(arguments: list[str], folder: Path, *paths: Path) -> str:
+    """What Python prints that finds packages in the `paths` alone."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths)), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-S", "-P", *arguments]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @pytest.mark.slow
-def test_the_wheel_installs_and_trains(tmp_path: Path) -> None:
-    pytest.importorskip("build")
-    python = [sys.executable, "-m"]
-    # Without isolation the build uses the installed setuptools, and needs no index.
-    build = [*python, "build", "--no-isolation", "--outdir", str(tmp_path), str(ROOT)]
-    subprocess.run(build, check=True, capture_output=True)
-    assert (tmp_path / f"softprune-{__version__}.tar.gz").exists()
-    (wheel,) = tmp_path.glob("softprune-*.whl")
-    assert wheel.name == f"softprune-{__version__}-py3-none-any.whl"
-    names = zipfile.ZipFile(wheel).namelist()
-    source = ROOT / "src"
-    kinds = (".py", ".toml", ".npz", ".csv", ".md", ".html", ".css", ".js", ".typed")
-    expected = {str(path.relative_to(source)) for path in source.rglob("*") if path.suffix in kinds}
-    assert {"softprune/py.typed", "softprune/lab/recipes/digits.toml"} <= set(names)
-    assert expected <= set(names)
+def test_the_library_needs_three_packages(installed: Path, tmp_path: Path) -> None:
+    assert [Requirement(text).name for text in PROJECT["dependencies"]] == ["torch", "numpy", "safetensors"]
+    site = tmp_path / "site"
+    site.mkdir()
+    packages(PROJECT["dependencies"], site)
+    assert not {"pydantic", "typer", "rich", "softprune"} & {path.name for path in site.iterdir()}
+    use = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)[0]
+    assert "MACs ->" in run(["-c", use.replace("epochs = 10", "epochs = 1")], tmp_path, installed, site)
+    cells = json.loads((ROOT / "examples" / "quickstart.ipynb").read_text())["cells"]
+    code = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+    names = "print(sp.__file__, [getattr(sp, name) for name in sp.__all__] and 'every name')"
+    printed = run(["-c", f"{code}\n{names}"], tmp_path, installed, site)
+    assert printed.endswith(f"{installed}/softprune/__init__.py every name\n")
 
-    target = tmp_path / "installed"
-    install = [*python, "pip", "install", "-q", "--no-deps", "--no-compile", "--target", str(target), str(wheel)]
-    subprocess.run(install, check=True)
-    environment = {**os.environ, "PYTHONPATH": str(target), "OMP_NUM_THREADS": "1"}
+
+@pytest.mark.slow
+def test_the_command_line_needs_the_extra_lab(installed: Path, tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    site.mkdir()
+    packages([*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["lab"]], site)
+    softprune = ["-m", "softprune"]
+    assert run([*softprune, "--version"], tmp_path, installed, site) == f"softprune {__version__}\n"
     few = ["--set", "train.dense_baseline=false", "--set", "data.holdout=1300"]
-    for arguments, text in (
-        (["--version"], f"softprune {__version__}"),
-        (["train", "--epochs", "1", *few, "--out", "run"], "Report: run"),
-    ):
-        done = subprocess.run(
-            [sys.executable, "-P", "-m", "softprune", *arguments],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        assert text in done.stdout
-    where = [sys.executable, "-P", "-c", "import softprune; print(softprune.__file__)"]
-    found = subprocess.run(where, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
-    assert found.stdout.startswith(str(target))
+    train = [*softprune, "train", "--epochs", "1", *few, "--out", "run"]
+    assert "Report: run" in run(train, tmp_path, installed, site)
