@@ -10,6 +10,7 @@ benchmarks/paper, with its arguments after spaces. Needs only the standard libra
 import json
 import re
 import sys
+import tomllib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,7 +25,7 @@ import figure4  # noqa: E402
 from missing import missing_table, summary, wanted_table  # noqa: E402
 from tables import all_runs, baselines, figure, markdown, paper_table, runs, scp_table  # noqa: E402
 
-DOCUMENTS = (*("README.md", "results/README.md", "benchmarks/records/README.md"), *("docs/sites.md", "docs/budgets.md"))
+DOCUMENTS = ("README.md", "results/README.md", "benchmarks/records/README.md", "docs/sites.md", "docs/training.md")
 MARKS = re.compile(r"(<!-- table: (.+?) -->)\n.*?<!-- end -->", re.DOTALL)
 Row = dict[str, str]
 
@@ -118,6 +119,21 @@ def accuracy() -> str:
     rows.append([*cells, "40", average(scp, "minutes")])
     head = ["network", "dense", "pruned", "MACs cut", "parameters cut", "speed-up", "published, at its MACs"]
     return markdown([*head, "epochs", "minutes"], rows)
+
+
+def training() -> str:
+    """Return how long, and at which learning rate, the recipes that start from trained weights train."""
+    rows = []
+    for recipe in [*(row[0] for row in RIVALS), "finetune-cifar10-resnet56-scp", "finetune-cifar10-resnet56-l1"]:
+        settings = tomllib.loads((ROOT / "recipes" / f"{recipe}.toml").read_text(encoding="utf-8"))
+        final = settings.get("finetune", {})
+        rate = final.get("lr", settings.get("optimizer", {}).get("lr", 0.1))
+        epochs = settings["train"]["epochs"] + final.get("epochs", 0)
+        found = named(recipe)
+        fewer = f"{100 / (100 - mean(values(found, 'macs_cut'))):.1f}x"
+        numbers = [fewer, str(epochs), f"{rate:g}", dense(found), top1(found), average(found, "minutes")]
+        rows.append([f"`{recipe}`", *numbers])
+    return markdown(["recipe", "fewer MACs", "epochs", "learning rate", "dense", "pruned", "minutes"], rows)
 
 
 def goals() -> str:
@@ -361,6 +377,7 @@ def reach() -> str:
 TABLES: dict[str, Callable[..., str]] = {
     "accuracy": accuracy,
     "results": scp_table,
+    "training": training,
     "goals": goals,
     "finetuned": finetuned,
     "compared": compared,
