@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from softprune.costs import cost
 from softprune.cut import apply_plan, coupled_sites, make_plan, required_sites
-from softprune.cut.constants import constant_contribution, constants
-from softprune.cut.liveness import Liveness
+from softprune.cut.analyses import Liveness, constant_contribution, constants
 from softprune.cut.selection import read_graph
 from softprune.errors import PlanError
 from softprune.graph import ChannelGraph, trace

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 import softprune
 from softprune.errors import ModelError
 from softprune.graph.builder import GraphBuilder, Operator
+from softprune.graph.channels import ChannelwiseOp
 from softprune.graph.operators import OPERATORS
-from softprune.graph.ops import ChannelwiseOp
 
 
 def forgets_one_side(builder: GraphBuilder, node: Any, entry: Any) -> Any:

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 import softprune as sp
 from softprune.cut import PrunePlan, apply_plan, make_plan, verify_plan
-from softprune.cut.comparison import by_sample, compare, noise, outputs_of, random_inputs
-from softprune.cut.verify import masks_on
+from softprune.cut.verify import by_sample, compare, masks_on, noise, outputs_of, random_inputs
 from softprune.errors import VerificationError
 from softprune.graph import Example, trace
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import softprune as sp
 from softprune.cut import apply_plan, floor_masks, make_plan, required_sites
-from softprune.cut.coupling import _live_outputs
+from softprune.cut.analyses import _live_outputs
 from softprune.cut.selection import read_graph
 from softprune.errors import ModelError
 from softprune.graph import trace

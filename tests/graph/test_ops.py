@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from softprune.graph import trace
-from softprune.graph.ops import (
+from softprune.graph.channels import (
     BinaryOp,
     ChannelwiseOp,
     ConstantOp,

@@ -19,7 +19,7 @@ from topologies import GROUPED, TOPOLOGIES, Chain, conv, pooled
 from torch import Tensor, nn
 
 import softprune as sp
-from softprune.cut.comparison import outputs_of
+from softprune.cut.verify import outputs_of
 from softprune.errors import ModelError
 from softprune.graph import Example, trace
 from softprune.graph.reader import record

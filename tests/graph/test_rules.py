@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from softprune.costs import cost
 from softprune.cut import apply_plan
 from softprune.cut.selection import read_graph
-from softprune.graph import ChannelGraph, elementwise, trace
+from softprune.graph import ChannelGraph, pointwise, trace
 from softprune.graph.operators import OPERATORS, activations
 
 
@@ -53,7 +53,7 @@ def test_the_table_tells_the_truth_about_zeros() -> None:
     for name, entry in OPERATORS.items():
         packet = getattr(torch.ops.aten, name, None)
         given = [str(each.type) for each in getattr(packet, packet.overloads()[0])._schema.arguments] if packet else []
-        if entry.rule is elementwise.pointwise and given.count("Tensor") == 1 and name not in bounded:
+        if entry.rule is pointwise and given.count("Tensor") == 1 and name not in bounded:
             known = "logsigmoid" if name == "log_sigmoid" else name
             function = getattr(F, known, None) or getattr(torch, known)
             assert float(function(point)) == pytest.approx(entry.at_zero, abs=0.01), name

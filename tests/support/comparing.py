@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from softprune.cut import PrunePlan, apply_plan, make_plan, required_sites
-from softprune.cut.comparison import compare, outputs_of
-from softprune.cut.verify import mask_sites_
+from softprune.cut.verify import compare, mask_sites_, outputs_of
 from softprune.graph import ChannelGraph, Example
 
 

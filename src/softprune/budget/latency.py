@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from softprune.cut import ModuleCut, PrunePlan, plain_copy
 from softprune.errors import ConfigError, ModelError, first_line
 from softprune.graph import ChannelGraph, trace
-from softprune.graph.example import Example, ExampleLike
-from softprune.graph.ops import LayerOp, NormOp
+from softprune.graph.channels import LayerOp, NormOp
+from softprune.graph.reader import Example, ExampleLike
 from softprune.hardware import time_ms
 from softprune.io import write_atomically
 from softprune.log import get_logger

@@ -11,7 +11,7 @@ from softprune.budget.latency import LatencyTable, TableLike, measure_latency
 from softprune.cut import PrunePlan, make_plan
 from softprune.errors import ConfigError, is_integer
 from softprune.graph import ChannelGraph
-from softprune.graph.example import Example
+from softprune.graph.reader import Example
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from softprune.errors import ModelError, first_line
 from softprune.graph import check_is_module
-from softprune.graph.example import Example, ExampleLike, per_sample
-from softprune.graph.reader import ANALYSIS_BATCH, PROCESS_WIDE, Constants, calls_noted, fake_like, values_known
+from softprune.graph.reader import (
+    ANALYSIS_BATCH,
+    PROCESS_WIDE,
+    Constants,
+    Example,
+    ExampleLike,
+    calls_noted,
+    fake_like,
+    per_sample,
+    values_known,
+)
 from softprune.log import get_logger
 from softprune.module_state import attributes_kept
 

@@ -1,22 +1,22 @@
 """From hard masks to a smaller network that computes the same.
 
-Read `build.py` (`make_plan`) and `apply.py` (`cut_`) first: `constants.py` finds the channels that are constant under
-the masks, `liveness.py` those that must stay, and `cuts.py` says what one module keeps. `verify.py` proves a cut, and
-`trial.py` tries cuts before any training.
+Read `plan.py` (`make_plan`) and `apply.py` (`cut_`) first. `analyses.py` finds the channels that are constant under the
+masks and those that must stay. `verify.py` proves a cut, `trial.py` tries cuts before any training, and `selection.py`
+chooses the sites.
 """
 
 # ruff: isort: skip_file
-from softprune.cut.build import dense_macs as dense_macs
-from softprune.cut.build import make_plan as make_plan
-from softprune.cut.coupling import coupled_sites as coupled_sites
-from softprune.cut.coupling import floor_masks as floor_masks
-from softprune.cut.coupling import required_sites as required_sites
+from softprune.cut.plan import dense_macs as dense_macs
+from softprune.cut.plan import make_plan as make_plan
+from softprune.cut.analyses import coupled_sites as coupled_sites
+from softprune.cut.analyses import floor_masks as floor_masks
+from softprune.cut.analyses import required_sites as required_sites
 from softprune.cut.plan import ModuleCut as ModuleCut
 from softprune.cut.plan import PrunePlan as PrunePlan
 from softprune.cut.apply import apply_plan as apply_plan
 from softprune.cut.apply import plain_copy as plain_copy
 from softprune.cut.apply import plans_of as plans_of
-from softprune.cut.comparison import without_gc as without_gc
+from softprune.cut.verify import without_gc as without_gc
 from softprune.cut.apply import remap_optimizer as remap_optimizer
 from softprune.cut.saved import LARGEST_INPUT as LARGEST_INPUT
 from softprune.cut.saved import Origin as Origin

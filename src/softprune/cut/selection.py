@@ -8,14 +8,14 @@ import torch
 from torch import nn
 
 from softprune.costs import cost
+from softprune.cut.analyses import floor_masks, required_sites
 from softprune.cut.apply import duplicated
-from softprune.cut.build import dense_macs, make_plan
-from softprune.cut.comparison import without_gc
-from softprune.cut.coupling import floor_masks, required_sites
+from softprune.cut.plan import dense_macs, make_plan
 from softprune.cut.trial import trial_cut
+from softprune.cut.verify import without_gc
 from softprune.errors import ConfigError, ModelError, check_types, few_of, first_few
 from softprune.graph import ChannelGraph, ExampleLike, Frozen, Site, trace
-from softprune.graph.ops import OpaqueOp
+from softprune.graph.channels import OpaqueOp
 from softprune.graph.sites import DEFAULT_KINDS, KINDS
 from softprune.log import get_logger
 from softprune.masks import check_unmasked
@@ -51,15 +51,10 @@ def read_graph(
     excluded = [] if exclude is None else _listed("exclude", exclude)
     chosen = check_kinds(kinds)
 
-    def read(**options: bool) -> tuple[ChannelGraph, ChannelGraph]:
-        graph = _with_unread(trace(model, example, **options), model).with_kinds(chosen, every_norm=every_norm)
-        return graph, trial_cut(graph, model)
-
-    graph, probed = read()
-    if graph.zeros_may_follow and len(probed.sites) < len(graph.sites):
-        probed = max(probed, read(zeros_follow=True)[1], key=lambda each: len(each.sites))
-    selected = probed.only(_chosen(probed, included, excluded))
-    return selected.only(_irremovable(selected, model))
+    graph = _with_unread(trace(model, example), model).with_kinds(chosen, every_norm=every_norm)
+    graph = trial_cut(graph, model)
+    graph = graph.only(_chosen(graph, included, excluded))
+    return graph.only(_irremovable(graph, model))
 
 
 @check_types

@@ -15,23 +15,23 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from softprune.cut.analyses import floor_masks
 from softprune.cut.apply import cut_, plain_copy
-from softprune.cut.build import make_plan
-from softprune.cut.comparison import (
+from softprune.cut.plan import make_plan
+from softprune.cut.verify import (
     are_finite,
     by_sample,
     compare,
+    masks_on,
     noise,
     one_thread,
     outputs_and_foreign,
     outputs_of,
     smallest,
 )
-from softprune.cut.coupling import floor_masks
-from softprune.cut.verify import masks_on
 from softprune.errors import ModelError, few_of, first_line
 from softprune.graph import ChannelGraph, Example
-from softprune.graph.ops import UnprovenSize
+from softprune.graph.channels import UnprovenSize
 from softprune.log import get_logger
 from softprune.masks import mask_sites_
 from softprune.module_state import attributes_kept

@@ -6,12 +6,11 @@ import torch
 from torch import Tensor, nn
 
 from softprune.cut.apply import duplicated
-from softprune.cut.comparison import compare as distance
-from softprune.cut.comparison import noise, outputs_of, shapes_of
-from softprune.cut.verify import Comparison
+from softprune.cut.verify import Comparison, noise, outputs_of, shapes_of
+from softprune.cut.verify import compare as distance
 from softprune.errors import ModelError, VerificationError, first_line
 from softprune.graph import Example
-from softprune.graph.example import first_floating
+from softprune.graph.reader import first_floating
 from softprune.log import get_logger
 from softprune.masks import check_unmasked
 from softprune.module_state import first_uninitialised, state_kept

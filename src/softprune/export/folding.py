@@ -11,7 +11,7 @@ from torch.fx import Node
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from softprune.cut.apply import HISTORY
-from softprune.cut.comparison import outputs_of
+from softprune.cut.verify import outputs_of
 from softprune.errors import VerificationError
 from softprune.export.checking import compare_outputs, exact, place_of, prepared
 from softprune.graph import Example, ExampleLike

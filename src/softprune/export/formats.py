@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from softprune.cut.comparison import outputs_of
+from softprune.cut.verify import outputs_of
 from softprune.errors import ModelError, check_types
 from softprune.export.writing import ExportReport, Format, Runtime, dynamic_shapes, exported, write_checked
 from softprune.factories import import_optional

@@ -1,8 +1,8 @@
 """From a model and an example to its channel graph: which channels of which modules are kept or cut together.
 
-Read `channels.py` and `ops.py` first, the vocabulary, then `channel_graph.py` (`trace`). `reader.py` gives the
-operators of a forward pass; `operators.py` is the table of their rules, which are in `elementwise.py`, `layers.py` and
-`movements.py` and tell `builder.py` what an operator does. `sites.py` finds the BatchNorms that can carry a mask.
+Read `channels.py` first, the vocabulary, then `channel_graph.py` (`trace`). `reader.py` gives the operators of a
+forward pass. `operators.py` is the table of their rules, of which those that move data are in `movements.py`; they tell
+`builder.py` what an operator does. `sites.py` finds the BatchNorms that can carry a mask.
 """
 
 from softprune.graph.builder import Activation as Activation
@@ -11,12 +11,12 @@ from softprune.graph.channel_graph import ChannelGraph as ChannelGraph
 from softprune.graph.channel_graph import check_is_bare as check_is_bare
 from softprune.graph.channel_graph import check_is_module as check_is_module
 from softprune.graph.channel_graph import trace as trace
-from softprune.graph.elementwise import pointwise as pointwise
-from softprune.graph.elementwise import spatial as spatial
-from softprune.graph.example import Example as Example
-from softprune.graph.example import ExampleLike as ExampleLike
+from softprune.graph.channels import Frozen as Frozen
+from softprune.graph.channels import Site as Site
 from softprune.graph.modules import ConstantOutput as ConstantOutput
 from softprune.graph.modules import Select as Select
 from softprune.graph.operators import add_operator as add_operator
-from softprune.graph.ops import Frozen as Frozen
-from softprune.graph.ops import Site as Site
+from softprune.graph.operators import pointwise as pointwise
+from softprune.graph.operators import spatial as spatial
+from softprune.graph.reader import Example as Example
+from softprune.graph.reader import ExampleLike as ExampleLike

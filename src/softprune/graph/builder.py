@@ -14,14 +14,16 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
-from softprune.graph.channels import PAD, ChannelSets, IntArray, collapse
-from softprune.graph.example import per_sample
-from softprune.graph.modules import LAYERS, PLAIN_LAYERS, is_known_norm, layer_kind
-from softprune.graph.ops import (
+from softprune.graph.channels import (
+    PAD,
+    BinaryOp,
+    ChannelSets,
     ChannelwiseOp,
     EqualWidths,
+    Evaluate,
     ExtraMacs,
     FreeParameter,
+    IntArray,
     LayerCall,
     LayerOp,
     NormOp,
@@ -29,7 +31,10 @@ from softprune.graph.ops import (
     OpaqueOp,
     UnprovenSize,
     Use,
+    collapse,
 )
+from softprune.graph.modules import LAYERS, PLAIN_LAYERS, is_known_norm, layer_kind
+from softprune.graph.reader import per_sample
 
 
 class Opaque(Exception):
@@ -142,10 +147,6 @@ class GraphBuilder:
 
     model: nn.Module
     batch: int
-    zeros_follow: bool = False
-    """Whether zeros beside a tensor of their shape are as wide as it after a cut, too, not by a literal size."""
-    zeros_may_follow: bool = False
-    """Whether there are such zeros."""
     table: ChannelSets = field(default_factory=ChannelSets)
     ops: list[Op] = field(default_factory=list)
     equal_widths: list[EqualWidths] = field(default_factory=list)
@@ -254,9 +255,7 @@ class GraphBuilder:
 
         def freeze(example: Any) -> Any:
             if isinstance(example, Tensor):
-                left = self.pinned_value(example.shape, reason)
-                self.ops.append(OpaqueOp(tuple(value.atoms.ravel() for value in reached), left.atoms.ravel()))
-                return left
+                return self.summed(example.shape, reason, [value.atoms for value in reached])
             return [freeze(item) for item in example] if isinstance(example, (list, tuple)) else None
 
         return freeze(node.meta["val"])
@@ -276,9 +275,88 @@ class GraphBuilder:
         shape = node.meta["val"].shape
         return Value.with_channels(shape, dim, self.table.fresh(shape[dim]))
 
-    def followed_value(self, node: Node, atoms: IntArray) -> Value:
-        """Return the output of a channel-wise operator: new atoms in the classes of `atoms`."""
-        return Value(tuple(node.meta["val"].shape), self.table.follow(atoms))
+    def mapped(
+        self, atoms: IntArray, evaluate: Evaluate | None, keeps_zero: bool = True, activation: str | None = None
+    ) -> IntArray:
+        """Return new channels in the classes of `atoms`, each computed from its own."""
+        outputs = self.table.follow(atoms)
+        self.ops.append(ChannelwiseOp(atoms, outputs, evaluate, keeps_zero, activation))
+        return outputs
+
+    def channelwise(
+        self,
+        node: Node,
+        value: Value,
+        evaluate: Evaluate | None,
+        keeps_zero: bool = True,
+        activation: str | None = None,
+    ) -> Any:
+        """Return the output of a channel-wise operator."""
+        example = node.meta["val"]
+        if isinstance(example, Tensor):
+            return Value(tuple(example.shape), self.mapped(value.atoms, evaluate, keeps_zero, activation))
+        output = Value(tuple(example[0].shape), self.mapped(value.atoms, evaluate, keeps_zero))
+        # Where in its channel each value was found: no constant, even if the channel is one.
+        indices = self.mapped(value.atoms, None, keeps_zero=False)
+        return [output, *(Value(tuple(each.shape), indices) for each in example[1:])]
+
+    def summed(self, shape: Sequence[int], reason: str, inputs: Sequence[IntArray], skips_zeros: bool = False) -> Value:
+        """Return what depends on all of `inputs`, and keeps its width. `skips_zeros`: zeros among them add nothing."""
+        output = self.pinned_value(shape, reason)
+        self.ops.append(OpaqueOp(tuple(atoms.ravel() for atoms in inputs), output.atoms.ravel(), skips_zeros))
+        return output
+
+    def combined(
+        self,
+        node: Node,
+        left: Value,
+        right: Value,
+        evaluate: Evaluate,
+        *,
+        absorbs_zero: bool = False,
+        adds: bool = False,
+        shape: Sequence[int] | None = None,
+    ) -> Value:
+        """Combine two tensors of one rank value by value, with broadcasting; `shape`: the node's if it is not given."""
+        outputs = self.bound(node, left, right)
+        one, other = (atoms.ravel() for atoms in np.broadcast_arrays(left.atoms, right.atoms))
+        self.ops.append(BinaryOp(one, other, outputs.ravel(), evaluate, absorbs_zero, adds))
+        return Value(tuple(node.meta["val"].shape if shape is None else shape), outputs)
+
+    def merged(self, arrays: Sequence[IntArray]) -> IntArray:
+        """Merge channels that stand in for each other over space or batch: one class, constant where all agree."""
+        found = arrays[0]
+        for array in arrays[1:]:
+            self.table.union(found, array)
+            outputs = self.table.follow(found)
+            self.ops.append(BinaryOp(found.ravel(), array.ravel(), outputs.ravel(), equal, absorbs_zero=False))
+            found = outputs
+        return found
+
+    def bound(self, node: Node, left: Value, right: Value) -> IntArray:
+        """Tie the channels of two tensors that meet in `node`, and return those of the result."""
+        for one, other in ((left, right), (right, left)):
+            for dim in filter(one.varies_along, range(len(one.shape))):
+                if other.shape[dim] != 1 and not other.varies_along(dim) and self.differ_along(one, dim):
+                    shape = np.broadcast_shapes(one.atoms.shape, other.atoms.shape)
+                    self.table.union(one.atoms, np.broadcast_to(other.atoms, shape))
+                elif other.shape[dim] == 1 and other.atoms.size == 1:
+                    # Broadcast over the channels: a single channel of its own must not vanish.
+                    self.table.pin(other.atoms, f"one of them is broadcast in {self.place(node)}")
+        # Only where both sides really have the channel: a broadcast side does not bind it.
+        if left.atoms.shape == right.atoms.shape:
+            self.table.union(left.atoms, right.atoms)
+            return self.table.follow(left.atoms)
+        narrow, wide = sorted((left, right), key=lambda value: value.atoms.size)
+        if narrow.atoms.size > 1:
+            sizes = zip(narrow.atoms.shape, wide.atoms.shape, strict=True)
+            if all(size in (1, wider) for size, wider in sizes):
+                self.table.union(np.broadcast_to(narrow.atoms, wide.atoms.shape), wide.atoms)
+            else:
+                for value in (narrow, wide):
+                    self.table.pin(value.atoms, "tensors with channels along different dimensions are combined")
+        both = np.broadcast_arrays(left.atoms, right.atoms)
+        return self.table.follow(both[0] if left.atoms.size >= right.atoms.size else both[1])
 
     def moved(self, node: Node, values: Sequence[Value], function: Callable[..., Any]) -> Any:
         """Run a data movement on the atoms themselves, in the tensors' shapes but mostly without their memory."""
@@ -403,6 +481,11 @@ class GraphBuilder:
             self.free_parameters[name] = FreeParameter(name, wide[0] if len(wide) == 1 else -1, atoms)
         free = self.free_parameters[name]
         return Value.with_channels(tensor.shape, free.dim, free.atoms)
+
+
+def equal(left: Tensor, right: Tensor) -> Tensor:
+    """Return the common value of two constants; NaN where they differ."""
+    return torch.where(left == right, left, torch.nan)
 
 
 def _reads_inside(node: Node) -> bool:

@@ -13,24 +13,22 @@ from torch.fx import Node
 
 from softprune.errors import ModelError
 from softprune.graph.builder import GraphBuilder, Opaque, Value, operator_name
-from softprune.graph.channels import IntArray
-from softprune.graph.example import Example, ExampleLike
-from softprune.graph.modules import ConstantOutput
-from softprune.graph.operators import OPERATORS
-from softprune.graph.ops import (
+from softprune.graph.channels import (
     ConstantOp,
     EqualWidths,
     ExtraMacs,
     FreeParameter,
     Frozen,
+    IntArray,
     LayerOp,
     NormOp,
     Op,
-    OpaqueOp,
     Site,
     UnprovenSize,
 )
-from softprune.graph.reader import ForwardPass, read_passes, size_dependence
+from softprune.graph.modules import ConstantOutput
+from softprune.graph.operators import OPERATORS
+from softprune.graph.reader import Example, ExampleLike, ForwardPass, read_passes, size_dependence
 from softprune.graph.sites import find_groups, find_sites
 from softprune.log import get_logger
 from softprune.module_state import first_uninitialised
@@ -76,8 +74,6 @@ class ChannelGraph:
     """Sites of other kinds that BatchNorms could form; :meth:`with_kinds` chooses among them."""
     size_dependence: str = ""
     """The first operator that another input size changes; empty where none is known."""
-    zeros_may_follow: bool = False
-    """Whether :func:`trace` with `zeros_follow` would give another graph."""
     unread_macs: int = 0
     """MACs per sample of operators without a rule, which no cut changes."""
 
@@ -240,9 +236,8 @@ def _overwrite(builder: GraphBuilder, stale: Node, writer: Node) -> None:
     if isinstance(value, Value):
         reason = builder.reason(writer, "overwrites a part of them")
         builder.table.pin(value.atoms, reason)
-        builder.values[stale] = changed = builder.pinned_value(value.shape, reason)
         sources = [value, *builder.values_of([writer])]  # an input may reach it through what was written
-        builder.ops.append(OpaqueOp(tuple(source.atoms.ravel() for source in sources), changed.atoms.ravel()))
+        builder.values[stale] = builder.summed(value.shape, reason, [source.atoms for source in sources])
 
 
 def _overwritten_by(nodes: Sequence[Node]) -> dict[Node, list[Node]]:
@@ -337,17 +332,14 @@ def _freezing_operators(builder: GraphBuilder) -> dict[str, str]:
     return dict(builder.unknown[reason] for reason in builder.unknown if reason in reasons)
 
 
-def trace(model: nn.Module, example: ExampleLike, *, zeros_follow: bool = False) -> ChannelGraph:
-    """Record the operators of `model` and relate its channels. The model is left as it was.
-
-    `zeros_follow`: read the width of zeros that are concatenated to a tensor of their shape as that of the tensor.
-    """
+def trace(model: nn.Module, example: ExampleLike) -> ChannelGraph:
+    """Record the operators of `model` and relate its channels. The model is left as it was."""
     check_is_module(model)
     check_is_bare(model, "model", ", and wrap or compile the network after the pruner is made")
     _check_values(model, example)
     passes = read_passes(model, example)
     read = passes[0].example
-    builder = GraphBuilder(model, batch=read.batch_size() or 1, zeros_follow=zeros_follow)
+    builder = GraphBuilder(model, batch=read.batch_size() or 1)
     for forward in passes:
         _walk(builder, forward)
     for name, free in builder.free_parameters.items():
@@ -358,7 +350,7 @@ def trace(model: nn.Module, example: ExampleLike, *, zeros_follow: bool = False)
             _keep_whole(builder, record, reason)
     _pin_shared_with_uncalled(builder)
     depends = size_dependence(model, passes[0])
-    if depends and not zeros_follow:
+    if depends:
         logger.warning(
             "softprune: %s: forward() runs other operators at other input sizes (%s). A cut is proved at the sizes "
             "that are compared; pass inputs of the others to softprune.verify.",
@@ -385,5 +377,4 @@ def trace(model: nn.Module, example: ExampleLike, *, zeros_follow: bool = False)
         unreached=tuple(sorted(set.intersection(*(each.parameters_unread(model) for each in passes)))),
         unknown=_freezing_operators(builder),
         size_dependence=depends,
-        zeros_may_follow=builder.zeros_may_follow and not zeros_follow,
     )

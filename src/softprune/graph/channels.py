@@ -1,4 +1,4 @@
-"""Channels as atoms: which entries of which tensors are one and the same channel, or must be cut together.
+"""Channels as atoms, and operators as relations between atoms.
 
 Every tensor of the graph carries an integer array that broadcasts to its shape: entry -> atom. A (N, C, H, W)
 feature map has an array of shape (1, C, 1, 1); after a flatten, (1, C*H*W) with each atom repeated. Operators that
@@ -6,10 +6,13 @@ only move data (view, permute, cat, chunk, shuffle...) are *run on these arrays*
 do. Two atoms in one class are kept or cut together; a pinned class is always kept.
 """
 
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 IntArray = NDArray[np.int64]
 
@@ -103,3 +106,307 @@ def collapse(array: NDArray[Any]) -> NDArray[Any]:
             if (array.take([1], axis=dim) == head).all() and (array == head).all():
                 array = head
     return np.asarray(array, order="C")  # np.ascontiguousarray would give a single number a dimension
+
+
+# --- operators as relations between atoms -----------------------------------------------------------------------------
+
+Evaluate = Callable[..., Tensor]
+"""An operator applied to channels that are constant over batch and space, one number each."""
+
+
+def identity(constants: Tensor) -> Tensor:
+    """Return constants unchanged, as what only moves, copies or averages them over space does."""
+    return constants
+
+
+@dataclass
+class Use:
+    """One call of a parametric module."""
+
+    inputs: IntArray
+    outputs: IntArray
+    positions: int
+    """Output positions per sample: what one weight is multiplied with."""
+    module: str = ""
+    """The module that was called; modules with tied weights share one record."""
+
+
+class _Called:
+    """What layers and BatchNorms share: the channels of their first call."""
+
+    uses: list[Use]
+
+    @property
+    def inputs(self) -> IntArray:
+        return self.uses[0].inputs
+
+    @property
+    def outputs(self) -> IntArray:
+        return self.uses[0].outputs
+
+
+@dataclass
+class LayerOp(_Called):
+    """A convolution or linear layer: every output channel reads every input channel of its group."""
+
+    name: str
+    """The module's name, the first of those that share its weight."""
+    kind: str
+    """"conv", "conv_transpose" or "linear"."""
+    groups: int
+    kernel: int
+    """Weights between one input and one output channel."""
+    padded: bool
+    """Zeros are padded in: a constant other than zero does not stay constant."""
+    selectable: bool
+    """The module's own input is what the operator reads, so an index can be put before it."""
+    uses: list[Use] = field(default_factory=list)
+    replaceable: bool = True
+    """The module itself is called and its forward is known, so that it may get a bias, or give way to a constant."""
+
+    @property
+    def aliases(self) -> tuple[str, ...]:
+        """Return the other modules with the very same weight."""
+        return tuple(dict.fromkeys(use.module for use in self.uses if use.module != self.name))
+
+    @property
+    def positions(self) -> int:
+        return sum(use.positions for use in self.uses)
+
+
+@dataclass
+class NormOp(_Called):
+    """A BatchNorm: each output channel reads its own input channel."""
+
+    name: str
+    selectable: bool
+    uses: list[Use] = field(default_factory=list)
+
+
+@dataclass
+class LayerCall:
+    """One use of a layer or BatchNorm, at its place in the order of execution."""
+
+    layer: LayerOp | NormOp
+    use: Use
+
+
+@dataclass
+class ChannelwiseOp:
+    """An operator that treats each channel by itself: activation, pooling, resampling, reduction over space."""
+
+    inputs: IntArray
+    outputs: IntArray
+    evaluate: Evaluate | None
+    """On constants; None where only zero is known to stay what it is."""
+    keeps_zero: bool = True
+    activation: str | None = None
+    """The activation that it is, by name."""
+
+
+@dataclass
+class BinaryOp:
+    """An element-wise operator on two tensors."""
+
+    left: IntArray
+    right: IntArray
+    outputs: IntArray
+    evaluate: Evaluate
+    absorbs_zero: bool
+    """Zero times anything is zero."""
+    adds: bool = False
+    """Whether it is a sum or a difference: zero where both tensors are zero."""
+
+
+@dataclass
+class SelectOp:
+    """A `Select` that an earlier cut put in: a constant index that a further cut may shorten."""
+
+    name: str
+    inputs: IntArray
+    """Atoms of the selected input channels, in the order of the index."""
+    source: IntArray
+    """Atoms of all input channels."""
+    outputs: IntArray
+
+
+@dataclass
+class ConstantOp:
+    """Channels that come from no operator we cut: constants of `ConstantOutput` modules (value per channel)."""
+
+    name: str
+    outputs: IntArray
+    values: Tensor
+
+
+@dataclass
+class OpaqueOp:
+    """An operator each of whose outputs may depend on every input. Without a rule, everything around it stays."""
+
+    inputs: tuple[IntArray, ...]
+    outputs: IntArray
+    skips_zeros: bool = False
+    """Whether zeros among the inputs add nothing, so that they can be removed: a sum over channels."""
+
+
+@dataclass
+class FreeParameter:
+    """A parameter or buffer used outside a known module, with channels along one dimension."""
+
+    name: str
+    dim: int
+    """-1 where no dimension, or more than one, has channels; its atoms are pinned then."""
+    atoms: IntArray
+
+
+@dataclass
+class ExtraMacs:
+    """Multiply-accumulates outside the layers that we cut, for every channel that stays: a blur, a computed weight."""
+
+    atoms: IntArray
+    macs: int
+
+
+@dataclass
+class EqualWidths:
+    """Pieces of a tensor that must keep equally many channels each (chunk, split, slices)."""
+
+    pieces: tuple[IntArray, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class UnprovenSize:
+    """Channels whose number an explicit size in forward() may fix: a trial cut decides."""
+
+    atoms: IntArray
+    reason: str
+    """Why they could not be cut, in words."""
+    line: str
+    """Where in the source: unproven_sizes of one line share a verdict."""
+
+
+Op = LayerCall | ChannelwiseOp | BinaryOp | SelectOp | ConstantOp | OpaqueOp
+
+
+Entering = tuple[tuple[int, tuple[tuple[str, ...], ...]], ...]
+"""Points of narrower streams, with the channel of the wider stream at which their first channel enters."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """One or several BatchNorms that share one mask, and the activation that reads them."""
+
+    name: str
+    """The BatchNorm, the first in order of execution where there are several."""
+    width: int
+    activation: str
+    points: tuple[tuple[str, ...], ...] = ()
+    """BatchNorms that are added up before one activation each; empty where the site is one BatchNorm."""
+    kind: str = "activated"
+    entering: Entering = ()
+    """BatchNorms of narrower streams that are added to this one between zero channels. They have masks of their own."""
+    slopes: tuple[str, ...] = ()
+    """Parameters that are slopes of the activation (PReLU)."""
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Return the BatchNorms that carry the mask."""
+        return tuple(name for point in self.points for name in point) or (self.name,)
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """A BatchNorm that stays whole, and why."""
+
+    name: str
+    width: int
+    reason: str
+    maskable: bool = False
+    """Whether only what follows it speaks against it: a method that does not ask about the activation may mask it."""
+
+
+# --- the walk ---------------------------------------------------------------------------------------------------------
+
+
+class ForwardAnalysis:
+    """Visits operators in order of execution, with one method per kind, and keeps facts per atom.
+
+    By default facts move unchanged through channelwise operators and selections, and the other operators do nothing.
+
+    Args:
+        facts: Arrays with one entry per atom of the graph.
+    """
+
+    def __init__(self, *facts: NDArray[Any]) -> None:
+        self.facts = facts
+
+    def copy(self, inputs: IntArray, outputs: IntArray) -> None:
+        """Give each of `outputs` the facts of its counterpart in `inputs`."""
+        for fact in self.facts:
+            fact[outputs] = fact[inputs]
+
+    def layer(self, op: LayerOp, use: Use) -> None:
+        """Visit one call of a convolution or linear layer."""
+
+    def norm(self, op: NormOp, use: Use) -> None:
+        """Visit one call of a BatchNorm."""
+
+    def channelwise(self, op: ChannelwiseOp) -> None:
+        """Visit an operator that treats each channel by itself."""
+        self.copy(op.inputs, op.outputs)
+
+    def binary(self, op: BinaryOp) -> None:
+        """Visit an element-wise operator on two tensors."""
+
+    def select(self, op: SelectOp) -> None:
+        """Visit a `Select` that an earlier cut inserted."""
+        self.copy(op.inputs, op.outputs)
+
+    def constant(self, op: ConstantOp) -> None:
+        """Visit the output of a `ConstantOutput`."""
+
+    def opaque(self, op: OpaqueOp) -> None:
+        """Visit an operator without a rule."""
+
+    def forward(self, ops: Iterable[Op]) -> None:
+        """Call the method for the kind of each of `ops`."""
+        for op in ops:
+            match op:
+                case LayerCall(layer=LayerOp() as layer, use=use):
+                    self.layer(layer, use)
+                case LayerCall(layer=NormOp() as norm, use=use):
+                    self.norm(norm, use)
+                case ChannelwiseOp():
+                    self.channelwise(op)
+                case BinaryOp():
+                    self.binary(op)
+                case SelectOp():
+                    self.select(op)
+                case ConstantOp():
+                    self.constant(op)
+                case OpaqueOp():
+                    self.opaque(op)
+
+
+def per_group(op: LayerOp, use: Use, reduce: Callable[[IntArray], Any]) -> list[Any]:
+    """Return `reduce(inputs of the group)` for every output of a layer.
+
+    Every output of a layer reads every input of its group, so that all outputs of a group share one fact.
+    """
+    wide = len(use.outputs) // op.groups
+    return [fact for inputs in _by_group(op, use.inputs) for fact in [reduce(inputs)] * wide]
+
+
+def any_in_group(op: LayerOp, use: Use, fact: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return for every output of a layer whether `fact` is true of any input of its group."""
+    return np.repeat(_by_group(op, fact[use.inputs]).any(axis=1), len(use.outputs) // op.groups)
+
+
+def all_in_group(op: LayerOp, use: Use, fact: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return for every output of a layer whether `fact` is true of every input of its group."""
+    return np.repeat(_by_group(op, fact[use.inputs]).all(axis=1), len(use.outputs) // op.groups)
+
+
+def _by_group(op: LayerOp, of_inputs: NDArray[Any]) -> NDArray[Any]:
+    """Return one row per group of an array with one entry per input."""
+    return of_inputs.reshape(op.groups, len(of_inputs) // op.groups)

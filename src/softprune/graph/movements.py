@@ -18,10 +18,8 @@ from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from softprune.graph.builder import GraphBuilder, Opaque, Operator, Value, argument, operator_name
-from softprune.graph.channels import PAD, IntArray
-from softprune.graph.elementwise import channelwise, merged
+from softprune.graph.channels import PAD, ChannelwiseOp, EqualWidths, IntArray, SelectOp, identity
 from softprune.graph.modules import Select
-from softprune.graph.ops import ChannelwiseOp, EqualWidths, SelectOp, identity
 
 
 def movement(builder: GraphBuilder, node: Node, entry: Operator, tensors: int = 1) -> Any:
@@ -84,7 +82,7 @@ def _rectangle(builder: GraphBuilder, node: Node, value: Value) -> Value:
     """Tie what a view took apart: the widest dimension may shrink, the others keep their sizes."""
     if value.shape[:1] == (builder.batch,) and value.varies_along(0) and not builder.differ_along(value, 0):
         samples = np.split(value.atoms, builder.batch)  # they had one dimension with heads of attention
-        value = Value(value.shape, merged(builder, samples))
+        value = Value(value.shape, builder.merged(samples))
     wide = [dim for dim, size in enumerate(value.atoms.shape) if size > 1]
     if len(wide) < 2:
         return value
@@ -129,7 +127,7 @@ def pixel_shuffle(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
     """Spread a block of channels over space."""
     factor: Any = node.args[1]
     blocks = builder.tensor(node.args[0]).along(1).reshape(-1, factor * factor)
-    return Value.with_channels(node.meta["val"].shape, 1, merged(builder, list(blocks.T)))
+    return Value.with_channels(node.meta["val"].shape, 1, builder.merged(list(blocks.T)))
 
 
 def patches(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
@@ -140,10 +138,9 @@ def patches(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
     if len(value.shape) != (3 if folds else 4):
         raise Opaque("is used in an unusual way")
     if folds:
-        channels = merged(builder, list(channels.reshape(-1, math.prod(size)).T))
-    outputs = builder.table.follow(channels)
+        channels = builder.merged(list(channels.reshape(-1, math.prod(size)).T))
     unpadded = not folds and not any(argument(node, 3, (0,)))
-    builder.ops.append(ChannelwiseOp(channels, outputs, identity if unpadded else None))
+    outputs = builder.mapped(channels, identity if unpadded else None)
     repeated = outputs if folds else np.repeat(outputs, math.prod(size))
     return Value.with_channels(node.meta["val"].shape, 1, repeated)
 
@@ -279,11 +276,10 @@ def concatenation(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
         value.varies_along(other) for value in values for other in range(len(value.atoms.shape)) if other != place
     )
     if not elsewhere:
-        values = [_as_wide(builder, value, values) for value in values]
         rows = [np.broadcast_to(value.atoms.ravel(), (value.shape[place],)) for value in values]
         zeros, others = [row for row in rows if (row == PAD).all()], [row for row in rows if (row != PAD).any()]
         if zeros and others:
-            remedy = f"x.new_zeros(x.shape[0], {len(zeros[0])}, ...)"
+            remedy = f"x.new_zeros(x.shape[0], {len(zeros[0])}, ...), or torch.zeros_like(x) for as many"
             builder.add_unproven_size(node, np.concatenate(others), _zeros_depend(remedy))
         return Value.with_channels(shape, place, np.concatenate(rows))
     # Joined along another dimension than the channels': the pieces' channels are counterparts.
@@ -291,21 +287,8 @@ def concatenation(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
     along = not stacked and any(value.varies_along(place) for value in values)
     if along or any(array.shape != arrays[0].shape for array in arrays):
         raise Opaque("joins different layouts")
-    outputs = merged(builder, arrays)
+    outputs = builder.merged(arrays)
     return Value(shape, np.expand_dims(outputs, place) if stacked else outputs)
-
-
-def _as_wide(builder: GraphBuilder, value: Value, beside: Sequence[Value]) -> Value:
-    """Return zeros that are as wide as a tensor beside them as following it, where a literal size has failed."""
-    other = next((each for each in beside if each.shape == value.shape and (each.atoms != PAD).all()), None)
-    if other is None or (value.atoms != PAD).any():
-        return value
-    builder.zeros_may_follow = True
-    if not builder.zeros_follow:
-        return value
-    atoms = builder.table.follow(other.atoms)
-    builder.ops.append(ChannelwiseOp(np.full_like(atoms, PAD), atoms, identity))
-    return Value(value.shape, atoms)
 
 
 def _zeros_depend(remedy: str) -> str:
@@ -333,4 +316,4 @@ def padding(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
     if not any(any(around[dim]) for dim in range(rank) if dim not in outer):
         return padded
     same = mode in ("reflect", "replicate", "circular")
-    return channelwise(builder, node, padded, identity if same else None, keeps_zero=zeros or mode != "constant")
+    return builder.channelwise(node, padded, identity if same else None, keeps_zero=zeros or mode != "constant")

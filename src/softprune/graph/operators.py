@@ -5,14 +5,478 @@ a similar one, or write a rule. :func:`add_operator` adds one of the user's own.
 """
 
 import math
+import operator
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.fx import Node
+
 from softprune.errors import ConfigError
-from softprune.graph import elementwise, layers, movements
-from softprune.graph.builder import Activation, Operator, qualified
+from softprune.graph import movements
+from softprune.graph.builder import (
+    Activation,
+    GraphBuilder,
+    Opaque,
+    Operator,
+    Value,
+    argument,
+    equal,
+    operator_name,
+    qualified,
+)
+from softprune.graph.channels import (
+    PAD,
+    BinaryOp,
+    ChannelwiseOp,
+    Evaluate,
+    ExtraMacs,
+    FreeParameter,
+    IntArray,
+    LayerOp,
+    Use,
+    identity,
+)
+from softprune.graph.modules import is_known_norm
+
+SUMS = ("add", "sub", "rsub")
+PRODUCTS = ("mul", "max_unpool2d", "max_unpool3d")
+"""Zero where either tensor is; no index that max_unpool reads is a known constant."""
+
+
+# --- rules: one tensor ------------------------------------------------------------------------------------------------
+
+
+def pointwise(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
+    """Map one value at a time: an activation, or arithmetic with a number."""
+    given = [place for place, each in enumerate(node.args) if isinstance(each, Node)]
+    if len(given) == 2:
+        return _two_tensors(builder, node)
+    if not given or not isinstance(node.meta["val"], Tensor):
+        raise Opaque("is used in an unusual way")
+    value = builder.tensor(node.args[given[0]])
+    if operator_name(node) == "mul" and any(isinstance(each, (int, float)) and each == 0 for each in node.args):
+        return fill(builder, node, entry)
+    return builder.channelwise(node, value, _applied(node, given[0]), activation=entry.activation_of(node))
+
+
+def copied(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
+    """Copy values, perhaps to another dtype or device."""
+    builder.answer_for(node)  # of a second tensor, dtype and device alone are taken
+    value, kind = builder.tensor(node.args[0]), node.meta["val"].dtype
+    return builder.channelwise(node, value, identity if kind.is_floating_point else partial(_as, kind))
+
+
+def dropout(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
+    """Drop values at random in training."""
+    return builder.channelwise(node, builder.tensor(node.args[0]), None if argument(node, 2, False) else identity)
+
+
+def spatial(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
+    """Compute within each channel, over space: pooling, resampling."""
+    value = builder.tensor(node.args[0])
+    rank = re.search(r"([123])d", operator_name(node))
+    # Without a batch dimension, or with one too few, the operator's space is where the channels are.
+    if rank is not None and len(value.shape) != int(rank[1]) + 2:
+        raise Opaque("mixes them")
+    value.along(1)
+    return builder.channelwise(node, value, identity if entry.keeps_constants else None)
+
+
+def along_space(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
+    """Compute along one dimension, which must not be that of the channels: softmax, cumsum."""
+    value, dim = builder.tensor(node.args[0]), argument(node, 1)
+    if not isinstance(dim, int) or builder.differ_along(value, dim % len(value.shape)):
+        raise Opaque("mixes them")
+    return builder.channelwise(node, value, None, keeps_zero=entry.at_zero == 0)
+
+
+def fill(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
+    """Make a constant in the shape of a tensor: channels follow the tensor's, values come from zero padding."""
+    source = next(place for place, given in enumerate(node.args) if isinstance(given, Node))
+    atoms = builder.table.follow(builder.tensor(node.args[source]).atoms)
+    builder.ops.append(ChannelwiseOp(np.full_like(atoms, PAD), atoms, _applied(node, source)))
+    return Value(tuple(node.meta["val"].shape), atoms)
+
+
+def zeros(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
+    """Make zeros in a shape of their own: padding, once they are joined to channels."""
+    builder.answer_for(node)  # of a tensor, dtype and device alone are taken
+    shape = tuple(node.meta["val"].shape)
+    return Value(shape, np.full((1,) * len(shape), PAD))
+
+
+def constant(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
+    """Make a constant in a shape of its own."""
+    builder.answer_for(node)  # of a tensor, dtype and device alone are taken
+    return builder.constant_value(node.meta["val"].shape)
+
+
+# --- rules: two tensors -----------------------------------------------------------------------------------------------
+
+
+def _two_tensors(builder: GraphBuilder, node: Node) -> Any:
+    """Combine two tensors value by value, with broadcasting: counterparts are cut together."""
+    given = [place for place, each in enumerate(node.args) if isinstance(each, Node)]
+    left, right = (_padded(builder.tensor(node.args[place]), node.meta["val"].ndim) for place in given)
+    name = operator_name(node)
+    if name == "div" and not node.kwargs:
+        # x / y is zero where x is, whatever y is.
+        inverse = Value(right.shape, builder.mapped(right.atoms, torch.reciprocal, keeps_zero=False))
+        return builder.combined(node, left, inverse, operator.mul, absorbs_zero=True)
+    evaluate = _applied(node, *given)
+    return builder.combined(node, left, right, evaluate, absorbs_zero=name in PRODUCTS, adds=name in SUMS)
+
+
+def choice(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
+    """Choose one of two values by a condition: a constant where both are the same one, whatever the condition says."""
+    condition, *given = node.args if operator_name(node) == "where" else [node.args[i] for i in (1, 0, 2)]
+    if len(given) != 2:
+        raise Opaque("is used in an unusual way")
+    shape = tuple(node.meta["val"].shape)
+    where, *values = [
+        _padded(builder.tensor(each), len(shape)) for each in (condition, *given) if isinstance(each, Node)
+    ]
+    # The condition shares its channels with the result; none of its values reaches it.
+    unread = builder.mapped(where.atoms, None, keeps_zero=False)
+    if not values:  # where(condition, 1.0, 0.0)
+        return Value(shape, unread)
+    if len(values) == 2:
+        chosen = builder.combined(node, values[0], values[1], equal)
+    else:
+        number: Any = next(each for each in given if not isinstance(each, Node))
+        chosen = Value(shape, builder.mapped(values[0].atoms, lambda constants: equal(constants, number)))
+    outputs = builder.bound(node, where, chosen)
+    source = np.ascontiguousarray(np.broadcast_to(chosen.atoms, outputs.shape))
+    builder.ops.append(ChannelwiseOp(source, outputs, identity))
+    return Value(shape, outputs)
+
+
+def accumulation(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
+    """Add slices of a tensor to those of another, by an index: the sums of a graph network over edges."""
+    target, source = builder.tensor(node.args[0]), builder.tensor(node.args[3])
+    dim: int = node.args[1] % len(target.shape)  # type: ignore[operator, assignment]
+    if target.varies_along(dim) or source.varies_along(dim):
+        raise Opaque("mixes them")
+    # How often a constant is added depends on the index.
+    return builder.combined(node, target, source, lambda left, right: torch.where(right == 0, left, torch.nan))
+
+
+def _applied(node: Node, *positions: int) -> Evaluate:
+    """Return the node's own operator on constants in place of its tensors, which stand at these positions."""
+    if len(positions) != sum(isinstance(each, Node) for each in (*node.args, *node.kwargs.values())):
+        raise Opaque("reads further tensors")
+    kinds = [node.args[position].meta["val"].dtype for position in positions]  # type: ignore[union-attr]
+
+    def evaluate(*constants: Tensor) -> Tensor:
+        args = list(node.args)
+        for position, kind, values in zip(positions, kinds, constants, strict=True):
+            args[position] = _as(kind, values.clone())  # type: ignore[call-overload]
+        return _as(node.meta["val"].dtype, node.target(*args, **node.kwargs))  # type: ignore[operator]
+
+    return evaluate
+
+
+def _as(kind: torch.dtype, constants: Tensor) -> Tensor:
+    """Return constants in a dtype whose arithmetic differs: integers wrap around, and casts to them truncate."""
+    return constants if kind.is_floating_point else constants.to(kind)
+
+
+def _padded(value: Value, rank: int) -> Value:
+    missing = rank - len(value.shape)
+    return Value((1,) * missing + value.shape, value.atoms.reshape((1,) * missing + value.atoms.shape))
+
+
+# --- rules: layers ----------------------------------------------------------------------------------------------------
+
+
+def convolution(builder: GraphBuilder, node: Node, entry: Operator) -> Value:
+    """Read every input channel of its group in every output channel."""
+    transposed = operator_name(node).startswith("conv_transpose")
+    weight: Any = node.args[1]
+    bias, groups = argument(node, 2), argument(node, 6, 1)
+    value = builder.tensor(node.args[0])
+    inputs = value.along(1)
+    shape, weight_shape = node.meta["val"].shape, weight.meta["val"].shape
+    if len(shape) != len(weight_shape):
+        raise Opaque("reads them along another dimension")
+    # A transposed convolution's weights act once per input position.
+    moved = value.shape if transposed else shape
+    count = math.prod(moved[2:]) * moved[0]
+    output = builder.fresh_value(node, 1)
+    kernel, positions = weight_shape[2:], builder.positions(count)
+    # A transposed convolution leaves positions that fewer weights reach: its constants are no constants.
+    padded = transposed or not _is_unpadded(argument(node, 4, 0), kernel)
+
+    def build(name: str) -> LayerOp:
+        kind = "conv_transpose" if transposed else "conv"
+        return LayerOp(name, kind, groups, math.prod(kernel), padded, selectable=True)
+
+    if builder.add_layer(node, weight, bias, Use(inputs, output.atoms.ravel(), positions), build):
+        if groups > 1 and len(inputs) == groups and shape[1] > groups:
+            # Depthwise with a multiplier: the outputs of one input go together.
+            grouped = output.atoms.reshape(groups, -1)
+            builder.table.union(grouped[:, :1], grouped)
+        return output
+    one_for_all = bool(weight.args) and operator_name(weight) in ("expand", "expand_as", "repeat")
+    if bias is not None or not one_for_all or transposed or not groups == len(inputs) == shape[1] > 1:
+        raise Opaque("has a weight that is not a module's own parameter")
+    # Every channel by itself, with one kernel for all of them: a blur.
+    output = builder.channelwise(node, value, None)
+    folded = builder.positions(count * groups) < positions * groups  # the groups contain the batch
+    channels = value.atoms.ravel()
+    builder.extra_macs.append(ExtraMacs(np.unique(channels) if folded else channels, positions * math.prod(kernel)))
+    builder.add_unproven_size(node, value.atoms)  # the number of groups, and of kernels, may be a literal
+    return output
+
+
+def _is_unpadded(padding: Any, kernel: Any) -> bool:
+    if isinstance(padding, str):  # "same" pads what the kernel reaches beyond its own position
+        return padding == "valid" or math.prod(kernel) == 1
+    return not any(padding) if isinstance(padding, (list, tuple)) else not padding
+
+
+def deformable(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
+    """Lose the columns of the weight for channels that go; the outputs stay."""
+    inputs = builder.tensor(node.args[0]).along(1)
+    if node.args[11:13] != (1, 1):
+        raise Opaque("has groups")
+    builder.table.union(builder.tensor(node.args[1], 1).atoms.ravel(), inputs)
+    return builder.summed(node.meta["val"].shape, builder.reason(node, "gives them"), [inputs], skips_zeros=True)
+
+
+def linear(builder: GraphBuilder, node: Node, entry: Operator) -> Value:
+    """Read every input channel, of the last dimension, in every output channel."""
+    weight: Any = node.args[1]
+    value, shape = builder.tensor(node.args[0]), node.meta["val"].shape
+    inputs = value.along(len(value.shape) - 1)
+    output = builder.fresh_value(node, len(shape) - 1)
+    use = Use(inputs, output.atoms.ravel(), builder.positions(math.prod(shape[:-1])))
+
+    def build(name: str) -> LayerOp:
+        # A Select picks along dimension 1.
+        return LayerOp(name, "linear", 1, 1, padded=False, selectable=len(value.shape) == 2)
+
+    if builder.add_layer(node, weight, argument(node, 2), use, build):
+        return output
+    if isinstance(builder.module_of(node), nn.MultiheadAttention):
+        raise Opaque("belongs to an attention that checks their number")
+    return product(builder, node, entry)
+
+
+def norm(builder: GraphBuilder, node: Node, entry: Operator) -> Value:
+    """Normalise each channel with parameters of its own: BatchNorm and InstanceNorm."""
+    parameters = node.args[1:5]
+    own = is_known_norm(type(builder.module_of(node))) or any(given is not None for given in parameters)
+    if operator_name(node) == "instance_norm" and not own:
+        return spatial(builder, node, entry)
+    inputs = builder.tensor(node.args[0]).along(1)
+    output = builder.fresh_value(node, 1)
+    weight, bias, running_mean, _ = parameters
+    use = Use(inputs, output.atoms.ravel(), 0)
+    if not builder.add_norm(node, weight if weight is not None else running_mean, bias, use):  # type: ignore[arg-type]
+        raise Opaque("does not use one known module's own parameters")
+    return output
+
+
+def prelu(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
+    """Multiply negative values with a learned slope."""
+    value, slope = builder.tensor(node.args[0]), builder.tensor(node.args[1])
+    inputs = value.along(1)
+    if slope.shape[:1] == (len(inputs),):
+        builder.table.union(slope.atoms.ravel(), inputs)
+    else:
+        builder.table.pin(slope.atoms, f"one of them is the slope of all channels in {builder.place(node)}")
+    name = node.args[1].meta.get("tensor")  # type: ignore[union-attr]
+    builder.slopes += [] if name is None else [(name, value.atoms)]
+    return builder.channelwise(node, value, None, activation="prelu")
+
+
+def recurrent(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
+    """Read channels with the first weights of an LSTM, GRU or RNN; the outputs stay."""
+    value, module, name = builder.tensor(node.args[0]), builder.module_of(node), builder.module_name(node)
+    inputs = value.along(len(value.shape) - 1)
+    weights = node.args[2]
+    known = type(module) in (nn.LSTM, nn.GRU, nn.RNN) and isinstance(weights, (list, tuple))
+    own = {id(parameter) for parameter in module.parameters()}
+    others = (each for each in builder.modules.values() if each is not module)
+    if not known or any(id(parameter) in own for other in others for parameter in other.parameters(recurse=False)):
+        raise Opaque("is not one module's own")
+    reading = {key: each for key, each in module.named_parameters(name) if ".weight_ih_l0" in f".{key}"}
+    for key in reading:
+        if key in builder.free_parameters:  # called again
+            builder.table.union(builder.free_parameters[key].atoms, inputs)
+        else:
+            builder.free_parameters[key] = FreeParameter(key, 1, builder.table.follow(inputs))
+    positions = builder.positions(math.prod(value.shape[:-1]))
+    rows = sum(len(parameter) for parameter in reading.values())
+    builder.extra_macs.append(ExtraMacs(inputs, positions * rows))
+    builder.asked.update(weights)  # type: ignore[arg-type]  # what gives the first state keeps its width
+    reason = builder.reason(node, "gives them")
+    outputs = [builder.summed(each.shape, reason, [inputs], skips_zeros=True) for each in node.meta["val"]]
+    all_weights = sum(parameter.numel() for parameter in module.parameters() if parameter.dim() == 2)
+    rest = positions * (all_weights - rows * len(inputs))
+    builder.extra_macs.append(ExtraMacs(outputs[0].atoms.ravel()[:1], rest))
+    return outputs
+
+
+# --- rules: reductions and products -----------------------------------------------------------------------------------
+
+
+def reduction(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
+    """Reduce some dimensions to one value: sums, means, the largest values."""
+    if isinstance(argument(node, 1), Node):  # torch.max(x, y)
+        return pointwise(builder, node, entry)
+    name, value = operator_name(node), builder.tensor(node.args[0])
+    rank, is_norm = len(value.shape), name == "linalg_vector_norm"
+    given = argument(node, 2 if is_norm else 1)
+    dims = [*range(rank)] if given in (None, []) else list(given) if isinstance(given, (list, tuple)) else [given]
+    if any(type(dim) is not int for dim in dims):  # var(x, unbiased)
+        raise Opaque("is used in an unusual way")
+    # A norm of negative order is about the smallest values, which zeros are.
+    skips_zeros = name == "sum" or (is_norm and argument(node, 1, 2) >= 0)
+    return _reduced(builder, node, value, [dim % rank for dim in dims], entry, skips_zeros, adds=name == "sum")
+
+
+def _reduced(
+    builder: GraphBuilder,
+    node: Node,
+    value: Value,
+    dims: Sequence[int],
+    entry: Operator,
+    skips_zeros: bool,
+    *,
+    adds: bool,
+) -> Any:
+    """Reduce `dims` of `value`. `skips_zeros`: zeros among its inputs change nothing. `adds`: it is a sum."""
+    example, rank = node.meta["val"], len(value.shape)
+    shape = (example[0] if isinstance(example, (list, tuple)) else example).shape
+    varying = [dim for dim in dims if value.varies_along(dim)]
+    # A sum over tied groups (radix of ResNeSt, say) leaves one channel per class.
+    if any(builder.differ_along(value, dim) for dim in varying):
+        if not skips_zeros or any(builder.differ_along(value, dim) for dim in range(rank) if dim not in dims):
+            raise Opaque("combines channels, so that none of them can be removed")
+        return builder.summed(shape, builder.reason(node, "adds them up"), [value.atoms], skips_zeros=True)
+    head = value.atoms
+    if adds:
+        head, varying = _added_up(builder, head, varying), []
+    for dim in dims:
+        head = head.take([0], axis=dim)
+    if len(shape) < rank:  # without keepdim
+        head = head.reshape([size for dim, size in enumerate(head.shape) if dim not in dims])
+    evaluate = identity if entry.keeps_constants and not varying else None
+    return builder.channelwise(node, Value(tuple(shape), head), evaluate, entry.at_zero == 0 and not varying)
+
+
+def _added_up(builder: GraphBuilder, atoms: IntArray, dims: Sequence[int]) -> IntArray:
+    """Return the channels left when those along `dims` are added to each other: zero where all of them are."""
+    for dim in dims:
+        total, *others = np.split(atoms, atoms.shape[dim], axis=dim)
+        for other in others:
+            outputs = builder.table.follow(total)
+            builder.ops.append(
+                BinaryOp(total.ravel(), other.ravel(), outputs.ravel(), operator.add, absorbs_zero=False, adds=True)
+            )
+            total = outputs
+        atoms = total
+    return atoms
+
+
+def product(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
+    """Add up products of pairs of values: matmul and its kin as an einsum of two tensors."""
+    tensors, terms, output = _equation(node)
+    counted = _is_counted(builder, node, tensors)
+    if counted is None:
+        raise Opaque("multiplies them with a matrix that is no parameter")
+    labels = list(dict.fromkeys([*output, *terms[0], *terms[1]]))
+    # A parameter comes last: where channels are added up, it is cut along the same dimension.
+    (first, one), (second, other) = sorted(
+        zip(tensors, terms, strict=True), key=lambda pair: isinstance(builder.values.get(pair[0]), Node)
+    )
+    value = builder.tensor(first)
+    read = [label for dim, label in enumerate(one) if value.varies_along(dim) and label in other]
+    summed = [label for label in read if label not in output]
+    left = _laid_out(value, one, labels)
+    right = _laid_out(builder.tensor(second, other.index(summed[0]) if summed else None), other, labels)
+    along = [{dim for dim in range(len(labels)) if each.varies_along(dim)} for each in (left, right)]
+    if along[0] - along[1] and along[1] - along[0]:
+        raise Opaque("combines channels with each other, so that none of them can be removed")
+    repeated = any(np.unique(atoms).size < atoms.size for atoms in (_untied(builder, left), _untied(builder, right)))
+    if repeated and min(along[0] | along[1]) < len(output):
+        raise Opaque("reads them and samples in one dimension")
+    shape = np.broadcast_shapes(left.shape, right.shape)
+    pairs = builder.combined(node, left, right, operator.mul, absorbs_zero=True, shape=shape)
+    if counted:
+        macs = builder.positions(math.prod(shape))
+        builder.extra_macs.append(ExtraMacs(pairs.atoms.ravel(), macs // pairs.atoms.size))
+    dims = range(len(output), len(labels))
+    return _reduced(builder, node, pairs, dims, entry, skips_zeros=True, adds=True) if dims else pairs
+
+
+def _equation(node: Node) -> tuple[list[Node], list[list[str]], list[str]]:
+    """Return the two tensors that are multiplied, the labels of their dimensions, and those of the output's."""
+    given: Any
+    if operator_name(node) == "einsum":
+        equation, given = str(node.args[0]).replace(" ", ""), node.args[1]
+    else:
+        given = node.args[:2]
+        left, right = (each.meta["val"].ndim > 1 for each in given)
+        columns = "jk" if operator_name(node) == "linear" else "...kj"
+        equation = f"{'...ik' if left else 'k'},{columns if right else 'k'}->...{'i' * left}{'j' * right}"
+    terms, arrow, result = equation.partition("->")
+    if len(given) != 2 or terms.count(",") != 1:
+        raise Opaque("multiplies other than two tensors")
+    if not arrow:  # the labels that occur once, in the order of the alphabet
+        once = sorted(label for label in terms if label.isalpha() and terms.count(label) == 1)
+        result = "".join(["..."] * ("..." in terms) + once)
+    one, other = terms.split(",")
+    ranks = [tensor.meta["val"].ndim for tensor in (*given, node)]
+    *labels, output = (_labels(*each) for each in zip((one, other, result), ranks, strict=True))
+    return list(given), labels, output
+
+
+def _labels(term: str, rank: int) -> list[str]:
+    """Return one label per dimension; those of an ellipsis count from the last."""
+    before, _, after = term.partition("...")
+    labels = [*before, *map(str, range(rank - len(before) - len(after), 0, -1)), *after]
+    if len(labels) != rank or len(set(labels)) < rank:
+        raise Opaque("takes a diagonal")
+    return labels
+
+
+def _laid_out(value: Value, own: Sequence[str], labels: Sequence[str]) -> Value:
+    """Return `value` with one dimension per label, of size 1 where it has none."""
+    order = [own.index(label) for label in labels if label in own]
+    missing = tuple(place for place, label in enumerate(labels) if label not in own)
+    shape = [value.shape[own.index(label)] if label in own else 1 for label in labels]
+    return Value(tuple(shape), np.expand_dims(value.atoms.transpose(order), missing))
+
+
+def _untied(builder: GraphBuilder, value: Value) -> IntArray:
+    """Return the first of the atoms along dimensions where all are cut together: heads of attention and samples."""
+    tied = [dim for dim in range(len(value.shape)) if not builder.differ_along(value, dim)]
+    return value.atoms[tuple(slice(0, 1) if dim in tied else slice(None) for dim in range(len(value.shape)))]
+
+
+def _is_counted(builder: GraphBuilder, node: Node, tensors: Sequence[Node]) -> bool | None:
+    """Return whether torch makes one product of matrices of it, whose MACs count; None: strides decide."""
+    left, right = (tensor.meta["val"] for tensor in tensors)
+    if operator_name(node) in ("einsum", "bmm") or min(left.ndim, right.ndim) > 2 or max(left.ndim, right.ndim) < 2:
+        return False
+    small = tensors[left.ndim > 2]
+    if isinstance(builder.tensors.get(small.meta.get("tensor", "")), nn.Parameter):
+        return True
+    if right.ndim <= 2:
+        return True if left.ndim <= 2 or left.is_contiguous() else None
+    return False if small.op == "placeholder" else None
+
+
+# --- the table --------------------------------------------------------------------------------------------------------
 
 OPERATORS: dict[str, Operator] = {}
 """Operator name, as :func:`softprune.graph.builder.operator_name` returns it -> what it does."""
@@ -26,79 +490,73 @@ _BOTH_TAILS_LIVE = Activation()
 _SELU_SLOPE = 1.0507009873554805 * 1.6732632423543772  # scale * alpha, the slope at zero from below
 
 # fmt: off
-# --- one value at a time ---
-_add(elementwise.pointwise, "relu", "relu6", activation=Activation(left_tail_dies=True))
+# --- one value at a time ----------------------------------------------------------------------------------------------
+_add(pointwise, "relu", "relu6", activation=Activation(left_tail_dies=True))
 for _name, _dips in {
     "hardswish": lambda x: x * min(max(x + 3.0, 0.0), 6.0) / 6.0,
     "silu": lambda x: x / (1.0 + math.exp(-x)),
     "gelu": lambda x: 0.5 * x * math.erfc(-x / math.sqrt(2.0)),
     "mish": lambda x: x * math.tanh(math.log1p(math.exp(x))),
 }.items():
-    _add(elementwise.pointwise, _name, activation=Activation(left_tail_dies=True, dips=_dips))
+    _add(pointwise, _name, activation=Activation(left_tail_dies=True, dips=_dips))
 _add(
-    elementwise.pointwise, "leaky_relu", "rrelu", "elu", "hardtanh", "clamp", "clamp_min",
+    pointwise, "leaky_relu", "rrelu", "elu", "hardtanh", "clamp", "clamp_min",
     activation=_BOTH_TAILS_LIVE, by_values=True,
 )
+_add(pointwise, "celu", "tanh", "softsign", "tanhshrink", "softshrink", "hardshrink", activation=_BOTH_TAILS_LIVE)
+_add(pointwise, "selu", activation=Activation(steepest_slope=_SELU_SLOPE))
+_add(prelu, "prelu", activation=_BOTH_TAILS_LIVE)
+_add(pointwise, "sigmoid", "hardsigmoid", at_zero=0.5)
+_add(pointwise, "softplus", at_zero=0.69)
+_add(pointwise, "log_sigmoid", at_zero=-0.69)
+_add(pointwise, "exp", "exp2", "cos", "cosh", "logical_not", at_zero=1.0)
+_add(pointwise, "log", "log2", "log10", at_zero=-math.inf)
 _add(
-    elementwise.pointwise, "celu", "tanh", "softsign", "tanhshrink", "softshrink", "hardshrink",
-    activation=_BOTH_TAILS_LIVE,
-)
-_add(elementwise.pointwise, "selu", activation=Activation(steepest_slope=_SELU_SLOPE))
-_add(layers.prelu, "prelu", activation=_BOTH_TAILS_LIVE)
-_add(elementwise.pointwise, "sigmoid", "hardsigmoid", at_zero=0.5)
-_add(elementwise.pointwise, "softplus", at_zero=0.69)
-_add(elementwise.pointwise, "log_sigmoid", at_zero=-0.69)
-_add(elementwise.pointwise, "exp", "exp2", "cos", "cosh", "logical_not", at_zero=1.0)
-_add(elementwise.pointwise, "log", "log2", "log10", at_zero=-math.inf)
-_add(
-    elementwise.pointwise, "abs", "neg", "expm1", "log1p", "sqrt", "rsqrt", "reciprocal", "square", "pow", "clamp_max",
+    pointwise, "abs", "neg", "expm1", "log1p", "sqrt", "rsqrt", "reciprocal", "square", "pow", "clamp_max",
     "threshold", "floor", "ceil", "round", "trunc", "frac", "sign", "sin", "sinh", "tan", "atan", "asinh", "erf",
     "nan_to_num", "isnan", "isinf",
 )
-_add(elementwise.copied, "clone", "to", "_to_copy", "alias", "detach", "lift_fresh_copy", transparent=True)
+_add(copied, "clone", "to", "_to_copy", "alias", "detach", "lift_fresh_copy", transparent=True)
 _add(
-    elementwise.dropout, "dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout", "native_dropout",
-    transparent=True,
+    dropout, "dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout", "native_dropout", transparent=True
 )
-_add(elementwise.fill, "zeros_like", "ones_like", "full_like")
-_add(elementwise.zeros, "zeros", "new_zeros")
-_add(elementwise.constant, "new_ones", "new_full", "new_empty")
-# --- two values ---
+_add(fill, "zeros_like", "ones_like", "full_like")
+_add(zeros, "zeros", "new_zeros")
+_add(constant, "new_ones", "new_full", "new_empty")
+# --- two values -------------------------------------------------------------------------------------------------------
 _add(
-    elementwise.pointwise, "add", "sub", "rsub", "mul", "div", "maximum", "minimum", "lerp", "remainder", "fmod",
+    pointwise, "add", "sub", "rsub", "mul", "div", "maximum", "minimum", "lerp", "remainder", "fmod",
     "floor_divide", "atan2", "max_unpool2d", "max_unpool3d", "gt", "ge", "lt", "le", "eq", "ne", "logical_and",
     "logical_or", "logical_xor", "__and__", "__or__", "bitwise_and", "bitwise_or",
 )
-_add(elementwise.choice, "where", "masked_fill")
-_add(elementwise.accumulation, "index_add")
-# --- within each channel, over space ---
+_add(choice, "where", "masked_fill")
+_add(accumulation, "index_add")
+# --- within each channel, over space ----------------------------------------------------------------------------------
 for _rank in ("1d", "2d", "3d"):
     _add(
-        elementwise.spatial, f"max_pool{_rank}", f"max_pool{_rank}_with_indices", f"adaptive_max_pool{_rank}",
+        spatial, f"max_pool{_rank}", f"max_pool{_rank}_with_indices", f"adaptive_max_pool{_rank}",
         f"adaptive_avg_pool{_rank}", f"upsample_nearest{_rank}", f"reflection_pad{_rank}",
         f"replication_pad{_rank}", keeps_constants=True, transparent=True,
     )
-    _add(
-        elementwise.spatial, f"avg_pool{_rank}", f"_upsample_nearest_exact{_rank}", f"lp_pool{_rank}", transparent=True
-    )
+    _add(spatial, f"avg_pool{_rank}", f"_upsample_nearest_exact{_rank}", f"lp_pool{_rank}", transparent=True)
 _add(
-    elementwise.spatial, "upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d",
+    spatial, "upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d",
     "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa", "grid_sampler", "grid_sampler_2d", "grid_sampler_3d",
     "fractional_max_pool2d", "fractional_max_pool3d", transparent=True,
 )
-_add(elementwise.along_space, "softmax", "log_softmax", at_zero=math.nan)
-_add(elementwise.along_space, "cumsum", "sort")
-# --- channels together ---
-_add(layers.reduction, "mean", "amax", "amin", "max", "min", keeps_constants=True)
-_add(layers.reduction, "sum", "var", "prod", "linalg_vector_norm")
-_add(layers.reduction, "logsumexp", "std", "argmax", "argmin", at_zero=math.nan)  # std has no finite gradient at zero
-_add(layers.product, "matmul", "mm", "mv", "bmm", "einsum")
-_add(layers.convolution, "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
-_add(layers.deformable, "torchvision::deform_conv2d")
-_add(layers.linear, "linear")
-_add(layers.norm, "batch_norm", "instance_norm")
-_add(layers.recurrent, "lstm", "gru", "rnn_tanh", "rnn_relu")
-# --- movements of data ---
+_add(along_space, "softmax", "log_softmax", at_zero=math.nan)
+_add(along_space, "cumsum", "sort")
+# --- channels together ------------------------------------------------------------------------------------------------
+_add(reduction, "mean", "amax", "amin", "max", "min", keeps_constants=True)
+_add(reduction, "sum", "var", "prod", "linalg_vector_norm")
+_add(reduction, "logsumexp", "std", "argmax", "argmin", at_zero=math.nan)  # std has no finite gradient at zero
+_add(product, "matmul", "mm", "mv", "bmm", "einsum")
+_add(convolution, "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
+_add(deformable, "torchvision::deform_conv2d")
+_add(linear, "linear")
+_add(norm, "batch_norm", "instance_norm")
+_add(recurrent, "lstm", "gru", "rnn_tanh", "rnn_relu")
+# --- movements of data ------------------------------------------------------------------------------------------------
 _add(movements.view, "view", "reshape", "_unsafe_view", "flatten", "unflatten", "ravel", transparent=True)
 _add(movements.view_as, "view_as", "reshape_as", "expand_as")
 _add(movements.expansion, "expand")

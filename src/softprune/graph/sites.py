@@ -24,22 +24,23 @@ from torch.fx import Node
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from softprune.graph.builder import GraphBuilder, operator_name
-from softprune.graph.channels import PAD, ChannelSets, IntArray
-from softprune.graph.elementwise import pointwise
-from softprune.graph.modules import is_known_batch_norm
-from softprune.graph.operators import OPERATORS, activations
-from softprune.graph.ops import (
+from softprune.graph.channels import (
+    PAD,
     BinaryOp,
+    ChannelSets,
     ChannelwiseOp,
     Entering,
     ForwardAnalysis,
     Frozen,
+    IntArray,
     LayerOp,
     NormOp,
     OpaqueOp,
     Site,
     Use,
 )
+from softprune.graph.modules import is_known_batch_norm
+from softprune.graph.operators import OPERATORS, activations, pointwise
 
 KINDS = ("sum", "linear", "stream")
 """Kinds of sites beside ``"activated"``, a BatchNorm that an activation reads."""

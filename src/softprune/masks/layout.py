@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from softprune.graph.ops import Site
+from softprune.graph.channels import Site
 from softprune.masks.functional import raised
 
 Segment = tuple[str, slice, tuple[tuple[tuple[str, ...], int], ...]]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from softprune.errors import ModelError
 from softprune.graph import check_is_module
-from softprune.graph.ops import Site
+from softprune.graph.channels import Site
 from softprune.mask_config import GateStatistics, MaskConfig
 from softprune.masks.activations import dead_edges
 from softprune.masks.batchnorm import Folded, MaskedBatchNorm, fold, is_masked, mask_, uncounted, unmask_

@@ -12,8 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from softprune.errors import check_choice
 from softprune.graph import ChannelGraph, ExampleLike
-from softprune.graph.channels import IntArray
-from softprune.graph.ops import BinaryOp, ConstantOp, ForwardAnalysis, LayerOp, NormOp, Use, per_group
+from softprune.graph.channels import BinaryOp, ConstantOp, ForwardAnalysis, IntArray, LayerOp, NormOp, Use, per_group
 from softprune.masks import Folded, MaskedBatchNorm
 from softprune.methods.learned import LearnedMasks, LearnedPruner
 from softprune.methods.options import PrunerOptions

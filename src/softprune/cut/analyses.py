@@ -1,0 +1,527 @@
+"""What hard masks do to a channel graph: constants, what must stay, and which sites act together.
+
+Three passes over the operators. `constants` finds the channels that are constant under the masks; `Liveness` goes from
+the outputs to the inputs and says what remains; `coupled_sites` and `required_sites` depend on no mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from softprune.graph import ChannelGraph
+from softprune.graph.channels import (
+    PAD,
+    BinaryOp,
+    ChannelwiseOp,
+    ConstantOp,
+    Evaluate,
+    ForwardAnalysis,
+    FreeParameter,
+    IntArray,
+    LayerCall,
+    LayerOp,
+    NormOp,
+    OpaqueOp,
+    SelectOp,
+    Use,
+    all_in_group,
+    any_in_group,
+)
+
+# --- constants --------------------------------------------------------------------------------------------------------
+
+FloatArray = NDArray[np.float64]
+
+
+def constants(graph: ChannelGraph, model: nn.Module, masks: Mapping[str, NDArray[np.bool_]]) -> FloatArray:
+    """Return the constant value of every atom; NaN for atoms that are not constant over batch and space.
+
+    A dropped channel is exactly zero. After a further BatchNorm a zero becomes another constant, an activation maps a
+    constant to a constant, and a layer that reads only constants returns constants. All values are float64. What
+    parameters outside layers give by themselves, such as an embedding, is not constant: training changes it. Nor is
+    infinity, which is remembered because zero times infinity is not zero.
+    """
+    found = _Constants(graph, model, masks)
+    found.forward(graph.ops)
+    return found.known(np.arange(len(graph.classes)))
+
+
+class _Constants(ForwardAnalysis):
+    def __init__(self, graph: ChannelGraph, model: nn.Module, masks: Mapping[str, NDArray[np.bool_]]) -> None:
+        self.modules: dict[str, Any] = dict(model.named_modules(remove_duplicate=False))
+        self.masks = masks
+        self.values: FloatArray = np.full(len(graph.classes), np.nan)
+        self.values[PAD] = 0.0
+        self.trained = np.zeros(len(graph.classes), dtype=bool)
+        for parameter in graph.free_parameters:
+            self.values[parameter.atoms] = _parameter_values(parameter, model)
+            self.trained[parameter.atoms] = True
+        super().__init__(self.values, self.trained)
+
+    def known(self, atoms: IntArray) -> FloatArray:
+        """Return the values of `atoms`; NaN for infinite ones and for those that parameters alone give."""
+        return np.where(self.trained[atoms] | np.isinf(self.values[atoms]), np.nan, self.values[atoms])
+
+    def layer(self, op: LayerOp, use: Use) -> None:
+        module = self.modules[use.module]
+        self.values[use.outputs] = _layer_constants(op, module, self.known(use.inputs), len(use.outputs))
+
+    def norm(self, op: NormOp, use: Use) -> None:
+        self.values[use.outputs] = _normalised(self.modules[op.name], self.known(use.inputs))
+        if op.name in self.masks:
+            self.values[use.outputs[~self.masks[op.name]]] = 0.0
+
+    def channelwise(self, op: ChannelwiseOp) -> None:
+        inputs = self.values[op.inputs].ravel()
+        out: FloatArray = np.where(np.isinf(inputs), inputs, np.nan)
+        if op.evaluate is not None:
+            known = np.isfinite(inputs)
+            if known.any():
+                out[known] = _evaluated(op.evaluate, inputs[known])
+        elif op.keeps_zero:
+            out[inputs == 0] = 0.0
+        self.values[op.outputs] = out.reshape(op.inputs.shape)
+        self.trained[op.outputs] = self.trained[op.inputs]
+
+    def binary(self, op: BinaryOp) -> None:
+        left, right = self.values[op.left], self.values[op.right]
+        infinite = np.isinf(left) | np.isinf(right)
+        out: FloatArray = np.where(infinite, np.inf, np.nan)
+        known = np.isfinite(left) & np.isfinite(right)
+        if known.any():
+            out[known] = _evaluated(op.evaluate, left[known], right[known])
+        if op.absorbs_zero:
+            # A parameter that is zero now, such as a layer scale at its start, may change in training.
+            dead_left = (left == 0) & ~self.trained[op.left]
+            dead_right = (right == 0) & ~self.trained[op.right]
+            out[(dead_left | dead_right) & ~infinite] = 0.0
+        self.values[op.outputs] = out
+        self.trained[op.outputs] = self.trained[op.left] & self.trained[op.right]
+
+    def constant(self, op: ConstantOp) -> None:
+        self.values[op.outputs] = op.values.numpy()
+
+
+def _array(tensor: Tensor) -> FloatArray:
+    if tensor.is_meta:
+        return np.full(tuple(tensor.shape), np.nan)
+    return tensor.detach().to("cpu", torch.float64).numpy()
+
+
+def _normalised(module: Any, inputs: FloatArray) -> FloatArray:
+    if np.isnan(inputs).all():
+        return np.full(len(inputs), np.nan)
+    if getattr(module, "running_mean", None) is None:  # the statistics of the input itself
+        out = np.where(inputs == 0, 0.0, np.nan)
+    else:
+        out = (inputs - _array(module.running_mean)) / np.sqrt(_array(module.running_var) + module.eps)
+    if module.weight is not None:
+        out = out * _array(module.weight) + _array(module.bias)
+    return out
+
+
+def _layer_constants(op: LayerOp, module: Any, inputs: FloatArray, width: int) -> FloatArray:
+    out: FloatArray = np.full(width, np.nan)
+    by_group = inputs.reshape(op.groups, -1)
+    zero = (by_group == 0).all(axis=1)
+    # Zero padding around a constant other than zero adds a border, so that the output is not constant.
+    constant = zero if op.padded else ~np.isnan(by_group).any(axis=1)
+    if not constant.any():
+        return out
+    bias = _array(module.bias) if module.bias is not None else np.zeros(width)
+    out = out.reshape(op.groups, -1)
+    out[constant] = bias.reshape(op.groups, -1)[constant]
+    live = constant & ~zero
+    if live.any():
+        weight = _array(module.weight)
+        weight = weight.reshape(*weight.shape[:2], -1).sum(axis=2)
+        grouped = weight.reshape(op.groups, -1, weight.shape[1])
+        sums = np.einsum("goi,gi->go", grouped, np.nan_to_num(by_group))
+        out[live] += sums[live]
+    return out.ravel()
+
+
+def _evaluated(evaluate: Evaluate, *columns: FloatArray) -> FloatArray:
+    found = evaluate(*(torch.from_numpy(column.copy()) for column in columns))
+    return np.full(columns[0].shape, np.nan) if found.is_complex() else _array(found)
+
+
+def _parameter_values(parameter: FreeParameter, model: nn.Module) -> FloatArray | float:
+    """Return the values of a parameter outside layers; NaN unless it has one number per channel."""
+    path, _, attribute = parameter.name.rpartition(".")
+    tensor: Tensor = getattr(model.get_submodule(path), attribute)
+    if tensor.is_complex() or tensor.numel() != len(parameter.atoms):
+        return np.nan
+    return _array(tensor).ravel()
+
+
+def constant_contribution(weight: Tensor, kept: IntArray, values: FloatArray) -> Tensor:
+    """Return what the inputs outside `kept`, constant at `values`, add to each output of a layer with one group."""
+    dropped = values.copy()
+    dropped[kept] = 0.0
+    columns = weight.detach().to("cpu", torch.float64)
+    return columns.reshape(*columns.shape[:2], -1).sum(dim=2) @ torch.from_numpy(dropped)
+
+
+# --- what stays -------------------------------------------------------------------------------------------------------
+
+BoolArray = NDArray[np.bool_]
+
+
+@dataclass
+class Liveness:
+    """Which channels of every tensor remain, given the constants; call :meth:`solve` before asking.
+
+    Two facts per class of atoms. A channel is *demanded* if a layer that is still computed reads it and cannot do
+    without it. It is *present* if it is demanded, or tied to a demanded one, or fills up a group, a floor or a
+    multiple. Both sets only grow, so that the iteration ends; what is demanded is present.
+    """
+
+    graph: ChannelGraph
+    values: FloatArray
+    """The constant value of every atom, NaN for atoms that are not constant."""
+    round_to: int = 1
+    gathers: bool = True
+    """Whether layers may read a part of their input through a gather."""
+    kept_for_shape: list[str] = field(default_factory=list)
+    """Modules that keep one channel although nothing reads it."""
+    demanded: BoolArray = field(init=False)
+    present: BoolArray = field(init=False)
+    _dispensable: dict[str, BoolArray] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        size = len(self.graph.classes)
+        self.demanded = np.zeros(size, dtype=bool)
+        self.demanded[self.graph.pinned] = True
+        self.present = self.demanded.copy()
+
+    # --- questions ---------------------------------------------------------------------------------------------
+
+    def is_present(self, atoms: IntArray) -> BoolArray:
+        return self.present[self.graph.classes[atoms]]
+
+    def is_demanded(self, atoms: IntArray) -> BoolArray:
+        return self.demanded[self.graph.classes[atoms]]
+
+    def selects(self, layer: LayerOp | NormOp) -> bool:
+        """Return whether `layer` may read a part of its input through a gather."""
+        return self.gathers and layer.selectable
+
+    def dispensable(self, layer: LayerOp) -> BoolArray:
+        """Return the inputs that `layer` can do without: zeros, and constants that fold into its bias."""
+        if layer.name not in self._dispensable:
+            folds = layer.replaceable and not layer.padded and layer.groups == 1 and not layer.aliases
+            first = self.values[layer.inputs]
+            dispensable = ~np.isnan(first) if folds else first == 0
+            for use in layer.uses[1:]:
+                dispensable &= self.values[use.inputs] == first
+            self._dispensable[layer.name] = dispensable
+        return self._dispensable[layer.name]
+
+    def is_constant(self, layer: LayerOp) -> bool:
+        """Return whether `layer` computes nothing: no output is demanded, or all outputs are constant."""
+        if not layer.replaceable:
+            return False
+        if not self.is_demanded(layer.outputs).any():
+            return True
+        values = self.values[layer.outputs]
+        return all(np.array_equal(self.values[use.outputs], values) for use in layer.uses)  # NaN equals nothing
+
+    # --- solving -----------------------------------------------------------------------------------------------
+
+    def solve(self) -> Liveness:
+        """Grow both sets until every rule holds."""
+        while True:
+            self._propagate()
+            if self._fill_equal_widths() | self._fill_groups() | self._fill_multiples():
+                continue
+            if not self._floor():
+                return self
+
+    def _propagate(self) -> None:
+        while True:
+            before = (int(self.demanded.sum()), int(self.present.sum()))
+            for layer in self._backwards():
+                self._propagate_to_inputs(layer)
+            for op in self.graph.ops:
+                if isinstance(op, OpaqueOp) and op.skips_zeros:
+                    for atoms in op.inputs:
+                        self._read(atoms, self.values[atoms] != 0)
+            if before == (int(self.demanded.sum()), int(self.present.sum())):
+                return
+
+    def _backwards(self) -> Iterator[LayerOp | NormOp | SelectOp]:
+        """Yield what reads channels, from the outputs to the inputs."""
+        for op in reversed(self.graph.ops):
+            layer = op.layer if isinstance(op, LayerCall) else op
+            if isinstance(layer, (LayerOp, NormOp, SelectOp)):
+                yield layer
+
+    def _propagate_to_inputs(self, layer: LayerOp | NormOp | SelectOp) -> None:
+        """Pass what is demanded and present in the outputs of `layer` on to its inputs."""
+        if isinstance(layer, LayerOp):
+            self._demand_inputs(layer)
+            return
+        classes = self.graph.classes
+        self.demanded[classes[layer.inputs[self.is_demanded(layer.outputs)]]] = True
+        self.present[classes[layer.inputs[self.is_present(layer.outputs)]]] = True
+        if isinstance(layer, NormOp) and not self.selects(layer):
+            # No gather fits here: every input channel is an output channel, zeroed where it is masked.
+            self.present[classes[layer.outputs[self.is_present(layer.inputs)]]] = True
+
+    def _demand_inputs(self, layer: LayerOp) -> None:
+        classes = self.graph.classes
+        if depthwise(layer):
+            multiplier = len(layer.outputs) // len(layer.inputs)
+            outputs = layer.outputs.reshape(-1, multiplier)[:, 0]
+            self.present[classes[layer.inputs[self.is_present(outputs)]]] = True
+            if not self.selects(layer):
+                self.present[classes[outputs[self.is_present(layer.inputs)]]] = True
+            if not self.is_constant(layer):
+                self.demanded[classes[layer.inputs[self.is_demanded(outputs) & ~self.dispensable(layer)]]] = True
+            return
+        if self.is_constant(layer):
+            return
+        needed = ~self.dispensable(layer)
+        read = self.is_demanded(layer.outputs).reshape(layer.groups, -1).any(axis=1)
+        needed &= np.repeat(read, len(layer.inputs) // layer.groups)
+        self._read(layer.inputs, needed)
+
+    def _read(self, atoms: IntArray, needed: BoolArray) -> None:
+        """Demand those of `atoms` that are `needed`. What is called reads at least one channel, dead or alive."""
+        demanded = self.graph.classes[atoms[needed]]
+        self.demanded[demanded] = self.present[demanded] = True
+        if not self.is_present(atoms).any():
+            self.present[self.graph.classes[atoms[0]]] = True
+
+    def _fill_equal_widths(self) -> bool:
+        changed = False
+        for widths in self.graph.equal_widths:
+            counts = [int(self.is_present(piece).sum()) for piece in widths.pieces]
+            for piece, count in zip(widths.pieces, counts, strict=True):
+                changed |= self._add(piece, max(counts) - count)
+        return changed
+
+    def _fill_groups(self) -> bool:
+        """Give the remaining groups of a grouped convolution equally many inputs, and equally many outputs."""
+        changed = False
+        for layer in self.graph.layers:
+            if layer.groups == 1 or depthwise(layer) or self.is_constant(layer):
+                continue
+            inputs, outputs = layer.inputs.reshape(layer.groups, -1), layer.outputs.reshape(layer.groups, -1)
+            remaining = self.groups_left(layer)
+            if not remaining:
+                continue
+            most_outputs = max(int(self.is_present(outputs[group]).sum()) for group in remaining)
+            most_inputs = max(1, *(len(self.group_inputs(layer, group)) for group in remaining))
+            for group in remaining:
+                changed |= self._add(outputs[group], most_outputs - int(self.is_present(outputs[group]).sum()))
+                changed |= self._add(inputs[group], most_inputs - int(self.is_present(inputs[group]).sum()))
+        return changed
+
+    def groups_left(self, layer: LayerOp) -> list[int]:
+        """Return the groups of `layer` that are still computed."""
+        present = self.is_present(layer.outputs).reshape(layer.groups, -1).any(axis=1)
+        if not self.selects(layer):
+            present |= self.is_present(layer.inputs).reshape(layer.groups, -1).any(axis=1)
+        return np.flatnonzero(present).tolist()
+
+    def group_inputs(self, layer: LayerOp, group: int) -> IntArray:
+        """Return the inputs that one group must read, by their position in the group."""
+        present = self.is_present(layer.inputs).reshape(layer.groups, -1)[group]
+        if self.selects(layer):
+            present = present & ~self.dispensable(layer).reshape(layer.groups, -1)[group]
+        return np.flatnonzero(present)
+
+    def _fill_multiples(self) -> bool:
+        if self.round_to == 1:
+            return False
+        changed = False
+        for layer in self.graph.layers:
+            if self.is_constant(layer) or (layer.groups > 1 and not depthwise(layer)):
+                continue
+            changed |= self._add(layer.outputs, -int(self.is_present(layer.outputs).sum()) % self.round_to)
+        for norm in self.graph.norms:
+            # The others have the width of their input; what nothing demands may have any width.
+            if self.selects(norm) and self.is_demanded(norm.outputs).any():
+                here = norm.outputs[self.is_present(norm.inputs)]
+                changed |= self._add(here, -int(self.is_present(here).sum()) % self.round_to)
+        return changed
+
+    def _floor(self) -> bool:
+        """Keep one channel of every module that kept none: nothing can be called without channels."""
+        changed = False
+        for layer in self._backwards():
+            if not self.is_present(layer.outputs).any():
+                # A channelwise operator keeps one that is present anyway; argmax of booleans is the first True, or 0.
+                choice = 0 if isinstance(layer, LayerOp) else int(self.is_present(layer.inputs).argmax())
+                self.present[self.graph.classes[layer.outputs[choice]]] = True
+                self.kept_for_shape.append(layer.name)
+                self._propagate_to_inputs(layer)
+                changed = True
+        for op in self.graph.ops:
+            if isinstance(op, ConstantOp) and not self.is_present(op.outputs).any():
+                self.present[self.graph.classes[op.outputs[0]]] = True
+                self.kept_for_shape.append(op.name)
+                changed = True
+        return changed
+
+    def _add(self, atoms: IntArray, count: int) -> bool:
+        """Make up to `count` more of `atoms` present."""
+        absent = np.flatnonzero(~self.is_present(atoms))[: max(count, 0)]
+        self.present[self.graph.classes[atoms[absent]]] = True
+        return len(absent) > 0
+
+
+def depthwise(layer: LayerOp) -> bool:
+    """Return whether each group has one input channel."""
+    return layer.groups > 1 and layer.groups == len(layer.inputs)
+
+
+# --- sites that act together ------------------------------------------------------------------------------------------
+
+NONE = -1
+
+
+def coupled_sites(graph: ChannelGraph) -> tuple[tuple[str, ...], ...]:
+    """Return the groups of sites that only channelwise operators connect, such as a depthwise convolution.
+
+    A channel remains only if all sites of its group keep it. Each group is in order of execution, and its sites have
+    their channels in the same order.
+    """
+    found = _Couplings(graph)
+    found.forward(graph.ops)
+    return tuple(tuple(group) for group in found.groups.values())
+
+
+class _Couplings(ForwardAnalysis):
+    """For every atom, the first and the last site of the group it comes from, and its channel there."""
+
+    def __init__(self, graph: ChannelGraph) -> None:
+        self.widths = {site.name: site.width for site in graph.sites}
+        self.names = list(self.widths)
+        self.site_of = graph.site_of
+        self.first = np.full(len(graph.classes), NONE)
+        self.last = np.full(len(graph.classes), NONE)
+        self.channel = np.full(len(graph.classes), NONE)
+        self.groups: dict[int, list[str]] = {}
+        super().__init__(self.first, self.last, self.channel)
+
+    def layer(self, op: LayerOp, use: Use) -> None:
+        if op.groups == len(use.inputs) == len(use.outputs):
+            self.copy(use.inputs, use.outputs)
+
+    def binary(self, op: BinaryOp) -> None:
+        # BatchNorms of one site die together. Of two sites of a group, either keeps the sum alive.
+        if op.adds and all(bool((fact[op.left] == fact[op.right]).all()) for fact in self.facts):
+            self.copy(op.left, op.outputs)
+
+    def norm(self, op: NormOp, use: Use) -> None:
+        site = self.site_of.get(op.name)
+        if site is None:
+            self.copy(use.inputs, use.outputs)
+            return
+        channels = np.arange(len(use.outputs))
+        first = int(self.first[use.inputs[0]]) if len(use.inputs) else NONE
+        coupled = (
+            first != NONE
+            and self.widths[self.names[first]] == len(channels)
+            and bool((self.first[use.inputs] == first).all())
+            and bool((self.channel[use.inputs] == channels).all())
+        )
+        # The BatchNorms of one site have the same mask in any case.
+        coupled = coupled and self.names[first] != site
+        if coupled and not any(site in group for group in self.groups.values()):
+            self.groups.setdefault(first, [self.names[first]]).append(site)
+        self.last[use.outputs] = self.names.index(site)
+        self.first[use.outputs] = first if coupled else self.last[use.outputs]
+        self.channel[use.outputs] = channels
+
+
+_required: WeakKeyDictionary[ChannelGraph, frozenset[str]] = WeakKeyDictionary()
+"""What :func:`required_sites` has found, as long as the graph lives."""
+
+
+def floor_masks(graph: ChannelGraph) -> dict[str, Tensor]:
+    """Masks that drop all there is to drop."""
+    required = required_sites(graph)
+    return {site.name: torch.arange(site.width) < int(site.name in required) for site in graph.sites}
+
+
+def required_sites(graph: ChannelGraph) -> frozenset[str]:
+    """Return the sites that must keep a channel, so that no output of the network becomes a constant.
+
+    These are the sites on every path to an output. Where paths run in parallel, so that no site is on all of them, the
+    sites of one path are added. Trial cuts, `inspect` and a pruner ask for the same graph.
+    """
+    if graph not in _required:
+        names = [site.name for site in graph.sites]
+        every = frozenset(names)
+        _required[graph] = _without_spare(graph, every, names, _live_outputs(graph, every))
+    return _required[graph]
+
+
+def _without_spare(graph: ChannelGraph, kept: frozenset[str], names: list[str], wanted: list[bool]) -> frozenset[str]:
+    """Return `kept` without those of `names` that no output needs, taken in order.
+
+    Where all of them may die, so may any part, so that one pass decides a whole run of sites.
+    """
+    fewer = kept - set(names)
+    if _live_outputs(graph, fewer) == wanted:
+        return fewer
+    if len(names) == 1:
+        return kept
+    half = len(names) // 2
+    return _without_spare(graph, _without_spare(graph, kept, names[:half], wanted), names[half:], wanted)
+
+
+def _live_outputs(graph: ChannelGraph, kept: Set[str]) -> list[bool]:
+    """Return for each output of the network whether it depends on the inputs if only the sites `kept` are alive."""
+    found = _Dependence(graph, {norm for norm, site in graph.site_of.items() if site not in kept})
+    found.forward(graph.ops)
+    return [bool(found.depends[atoms].any()) for atoms in graph.outputs]
+
+
+class _Dependence(ForwardAnalysis):
+    """Which atoms depend on the inputs, and which are constant whichever sites are dead."""
+
+    def __init__(self, graph: ChannelGraph, dead: Set[str]) -> None:
+        self.dead = dead
+        self.is_constant = np.zeros(len(graph.classes), dtype=bool)
+        self.is_constant[PAD] = True
+        for atoms in (*graph.constants, *(parameter.atoms for parameter in graph.free_parameters)):
+            self.is_constant[atoms] = True  # no input reaches them
+        self.depends = ~self.is_constant
+        super().__init__(self.depends, self.is_constant)
+
+    def layer(self, op: LayerOp, use: Use) -> None:
+        self.depends[use.outputs] = any_in_group(op, use, self.depends)
+        self.is_constant[use.outputs] = all_in_group(op, use, self.is_constant)
+
+    def norm(self, op: NormOp, use: Use) -> None:
+        self.copy(use.inputs, use.outputs)
+        if op.name in self.dead:
+            self.depends[use.outputs] = False
+
+    def binary(self, op: BinaryOp) -> None:
+        left, right = self.depends[op.left], self.depends[op.right]
+        depends = left | right
+        if op.absorbs_zero:  # a constant factor changes nothing; a dead one makes the product zero
+            depends &= (left | self.is_constant[op.left]) & (right | self.is_constant[op.right])
+        self.depends[op.outputs] = depends
+        self.is_constant[op.outputs] = self.is_constant[op.left] & self.is_constant[op.right]
+
+    def constant(self, op: ConstantOp) -> None:
+        self.depends[op.outputs], self.is_constant[op.outputs] = False, True
+
+    def opaque(self, op: OpaqueOp) -> None:
+        self.depends[op.outputs] = any(self.depends[atoms].any() for atoms in op.inputs)
+        self.is_constant[op.outputs] = all(self.is_constant[atoms].all() for atoms in op.inputs)
