@@ -48,7 +48,7 @@ def read_bytes(path: Path, limit: int = 2**28) -> bytes:
                 raise FileFormatError(
                     f"{path} must have at most {limit:,} bytes. Got {facts.st_size:,}; it is not what softprune wrote."
                 )
-            return file.read(limit)
+            return file.read(facts.st_size)
     except OSError as error:
         raise FileFormatError(f"{path} must be readable. Got {error.strerror}; change its permissions.") from error
 

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 
 from softprune.distributed import is_lost_process
-from softprune.errors import CheckpointError, SoftpruneError, first_line
-from softprune.io import write_atomically
+from softprune.errors import CheckpointError, FileFormatError, SoftpruneError, first_line
+from softprune.io import read_bytes, write_atomically
 from softprune.lab.runs.folder import RunFolder
 from softprune.log import get_logger
 
@@ -29,6 +29,8 @@ _VERSION = 3
 _COMMENT = re.compile(rb"softprune checkpoint (\d{1,9}) sha256 ([0-9a-f]{64})\Z")
 _LONGEST_COMMENT = 128
 _SUFFIX = ".ckpt"
+MOST_BYTES = 2**35
+"""Largest file of weights that is read at once."""
 
 
 class _DamagedError(CheckpointError):
@@ -61,12 +63,9 @@ def save_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> Path:
 def read_checkpoint(path: Path) -> dict[str, Any]:
     """Return the state in a checkpoint file, on the CPU, or raise a CheckpointError that says what is wrong."""
     try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise CheckpointError(
-            f"A checkpoint must be a readable file. Got {error.strerror} at {path}. Nothing was changed; change its "
-            "permissions and resume."
-        ) from error
+        content = read_bytes(path, MOST_BYTES)
+    except FileFormatError as error:
+        raise CheckpointError(f"{error} Nothing was changed; then resume.") from error
     comment = _COMMENT.search(content, max(0, len(content) - _LONGEST_COMMENT))
     if comment is None:
         raise _DamagedError(f"A checkpoint must end with its checksum. Got a damaged or another file at {path}.")

@@ -11,7 +11,8 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from softprune.errors import ConfigError, FileFormatError, first_few, first_line
-from softprune.lab.runs.checkpoint import load_tensors, read_newest, restoring
+from softprune.io import read_bytes
+from softprune.lab.runs.checkpoint import MOST_BYTES, load_tensors, read_newest, restoring
 from softprune.lab.runs.folder import RunFolder
 from softprune.log import get_logger
 
@@ -109,7 +110,9 @@ def read_weights(path: Path) -> dict[str, Tensor]:
             return dict(state["model"])
     try:
         if path.suffix == ".safetensors":
-            return dict(sorted(safetensors.torch.load(path.read_bytes()).items()))  # load_file needs UTF-8 paths
+            return dict(
+                sorted(safetensors.torch.load(read_bytes(path, MOST_BYTES)).items())
+            )  # load_file needs UTF-8 paths
         content = load_tensors(path)
     except (SafetensorError, RuntimeError, EOFError, ValueError, OSError, zipfile.BadZipFile) as error:
         raise FileFormatError(
