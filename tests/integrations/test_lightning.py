@@ -206,7 +206,7 @@ def test_manual_optimization_with_several_optimizers(tmp_path: Path) -> None:
 
 def test_the_guide_runs_as_it_stands() -> None:
     guide = Path(__file__).parents[2] / "docs" / "integrations.md"
-    (code,) = re.findall(r"^```python\n(.*?)^```", guide.read_text(), flags=re.DOTALL | re.MULTILINE)
+    code, *_ = re.findall(r"^```python\n(.*?)^```", guide.read_text(), flags=re.DOTALL | re.MULTILINE)
     namespace: dict[str, object] = {"__name__": "__main__"}
     exec(compile(code, guide.name, "exec"), namespace)
     assert isinstance(namespace["compact"], nn.Module)
