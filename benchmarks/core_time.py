@@ -21,7 +21,7 @@ from vision import import_torchvision
 import softprune as sp
 from softprune import models
 from softprune.lab.runs.environment import describe_environment
-from softprune.models.resnet_cifar import PreActResNet
+from softprune.models import PreActResNet
 
 DEPTHS = (56, 110, 218, 434, 998)
 

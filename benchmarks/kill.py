@@ -38,8 +38,8 @@ def main() -> None:
 
     from killing import kill_and_repeat
 
-    from softprune.distributed import pick_device
     from softprune.lab.runs.environment import describe_environment
+    from softprune.lab.world import pick_device
 
     names, began, rows = options.actions.split(","), time.monotonic(), {}
     whole = sum(SHARES[name] for name in names)

@@ -126,8 +126,7 @@ def smaller_networks(monkeypatch: pytest.MonkeyPatch) -> None:
     from tiny import time_once
     from torch import nn
 
-    from softprune.models.registry import REGISTRY
-    from softprune.models.vgg import VGG
+    from softprune.models import REGISTRY, VGG
 
     def digits_net(num_classes: int = 10) -> VGG:
         return VGG([[8], [16], [32]], num_classes, in_channels=1)

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from softprune.costs import Cost, cost
     from softprune.cut import PrunePlan, apply_plan, load, remap_optimizer, save, verify
     from softprune.cut.selection import Inspection, inspect
-    from softprune.distillation import distillation_loss
     from softprune.errors import SoftpruneError
     from softprune.masks import MaskConfig
     from softprune.methods import Pruner, SoftPruner, Summary
+    from softprune.methods.distillation import distillation_loss
 
 __version__ = "0.1.0"
 
@@ -49,7 +49,7 @@ _NAMES = {
     "costs": ("Cost", "cost"),
     "cut": ("PrunePlan", "apply_plan", "load", "remap_optimizer", "save", "verify"),
     "cut.selection": ("Inspection", "inspect"),
-    "distillation": ("distillation_loss",),
+    "methods.distillation": ("distillation_loss",),
     "errors": ("SoftpruneError",),
     "masks": ("MaskConfig",),
     "methods": ("Pruner", "SoftPruner", "Summary"),

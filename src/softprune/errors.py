@@ -5,15 +5,12 @@ Every message states the rule, the value and the remedy. All exceptions derive f
 """
 
 import difflib
-import functools
-import inspect
+import importlib
 import numbers
-import os
 import re
-import types
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ParamSpec, TypeGuard, TypeVar, Union, get_args, get_origin, get_type_hints
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeGuard
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
@@ -68,13 +65,9 @@ class NonFiniteLoss(SoftpruneError):
         )
 
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-def is_bool(value: object) -> TypeGuard[bool]:
+def is_bool(value: Any) -> TypeGuard[bool]:
     """Whether it is a boolean of Python or NumPy."""
-    return isinstance(value, bool) or (_is_scalar(value) and value.dtype == bool)
+    return isinstance(value, bool) or (hasattr(value, "dtype") and value.shape == () and value.dtype == bool)
 
 
 def is_integer(value: object) -> TypeGuard[int]:
@@ -85,52 +78,6 @@ def is_integer(value: object) -> TypeGuard[int]:
 def is_number(value: object) -> TypeGuard[float]:
     """Whether it is a real number of Python or NumPy; a boolean is none."""
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
-
-
-def _is_scalar(value: Any) -> TypeGuard[Any]:
-    return hasattr(value, "dtype") and value.shape == ()
-
-
-_PLAIN: dict[Any, tuple[Callable[[object], bool], str]] = {
-    bool: (is_bool, "True or False"),
-    int: (is_integer, "an integer"),
-    float: (is_number, "a number"),
-    str: (lambda value: isinstance(value, str), "a string"),
-    os.PathLike: (lambda value: isinstance(value, os.PathLike), "a path"),
-    Iterable: (lambda value: isinstance(value, Iterable), "a list"),
-    types.NoneType: (lambda value: value is None, "None"),
-}
-"""By annotation: whether a value is accepted, and the name of such values in messages."""
-
-
-def check_types(function: Callable[P, R]) -> Callable[P, R]:
-    """Make a function raise a ConfigError for arguments that are not of the plain type in their annotation.
-
-    NumPy's numbers and booleans arrive as Python's.
-    """
-    # pydantic's validate_call converts values and, made strict, refuses the numbers of numpy; its import takes long.
-    signature, hints = inspect.signature(function), functools.cache(lambda: get_type_hints(function))
-
-    @functools.wraps(function)
-    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-        try:
-            given = signature.bind(*args, **kwargs)
-        except TypeError:
-            return function(*args, **kwargs)  # its own error names the function
-        for name, value in given.arguments.items():
-            hint = hints().get(name)  # `self` has none
-            union = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
-            plain = [_PLAIN.get(get_origin(kind) or kind) for kind in union]
-            kinds = [kind for kind in plain if kind is not None]
-            if kinds == plain and not any(accepts(value) for accepts, _ in kinds):
-                words = " or ".join(word for _, word in kinds)
-                got = repr(value) if isinstance(value, str | numbers.Number | None) else f"a {type(value).__name__}"
-                raise ConfigError(f"`{name}` must be {words}. Got {got}.")
-            if kinds == plain and _is_scalar(value):
-                given.arguments[name] = value.item()
-        return function(*given.args, **given.kwargs)
-
-    return checked
 
 
 def show(value: Any) -> str:
@@ -184,3 +131,18 @@ def nearest(word: str, candidates: Iterable[str]) -> str:
     """Return " Did you mean X?" for the closest candidate, or an empty string when none is close."""
     close = difflib.get_close_matches(word, list(candidates), n=1)
     return f" Did you mean {close[0]!r}?" if close else ""
+
+
+def import_optional(
+    module: str, purpose: str, package: str = "", error: type[SoftpruneError] = ConfigError, otherwise: str = ""
+) -> Any:
+    """Import a module that only `purpose` needs, or raise an error that says which package to install."""
+    package = package or module
+    try:
+        return importlib.import_module(module)
+    # Compiled packages that were built for another version of torch raise the others.
+    except (ImportError, RuntimeError, OSError) as problem:
+        raise error(
+            f"{purpose} needs the package {package}. Got {first_line(problem)!r}; install it with "
+            f"`pip install {package}`{otherwise}."
+        ) from problem

@@ -105,31 +105,6 @@ def _written_beside(path: Path, content: bytes | Iterable[bytes]) -> Iterator[Pa
             temporary.unlink()
 
 
-def is_locked(path: Path) -> bool:
-    """Return whether a process holds a lock on the file. Changes nothing."""
-    try:
-        import fcntl  # not on Windows
-    except ImportError:
-        return False
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
-
-
-def remove_leftovers(folder: Path) -> None:
-    """Delete the temporary files that a killed process left in ``folder``."""
-    for path in folder.glob(".*.tmp"):
-        path.unlink(missing_ok=True)
-
-
 def _sync_folder(folder: Path) -> None:
     # The rename itself is only durable once the folder is on disk.
     if os.name == "nt":

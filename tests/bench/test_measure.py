@@ -13,10 +13,10 @@ from export_networks import Dense, compacted
 
 from softprune.bench import BACKENDS, backends, compare_latency
 from softprune.bench.backends import Setting, _compile
+from softprune.devices import Call
 from softprune.errors import ConfigError
 from softprune.export.folding import count_batch_norms
 from softprune.graph import Example
-from softprune.hardware import Call
 
 
 def _setting(device: str, *, channels_last: bool = False, compile_mode: str = "") -> Setting:

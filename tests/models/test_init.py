@@ -48,11 +48,3 @@ def test_post_activation_initialisation(name: str) -> None:
         if isinstance(module, nn.Conv2d) and module.weight.numel() > 4000:
             std = math.sqrt(2 / (module.out_channels * math.prod(module.kernel_size)))
             assert module.weight.std().item() == pytest.approx(std, rel=0.06)
-
-
-def test_same_seed_same_network() -> None:
-    first = models.digits_net()
-    torch.manual_seed(0)
-    second = models.digits_net()
-    for left, right in zip(first.parameters(), second.parameters(), strict=True):
-        assert torch.equal(left, right)

@@ -1,6 +1,5 @@
 """The networks compute what their papers describe, and their modules have the promised names."""
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -20,7 +19,8 @@ def test_forward_shape(name: str) -> None:
 @pytest.mark.parametrize("name", models.REGISTRY)
 def test_registry_names_are_functions_of_the_package(name: str) -> None:
     entry = models.REGISTRY[name]
-    assert getattr(models, name, None) is entry.build, "export it in models/__init__.py"
+    assert getattr(models, name) is entry.build
+    assert name in models.__all__
     assert entry.description
 
 
@@ -29,20 +29,9 @@ def test_build_names_the_nearest_model() -> None:
         models.build("resnet_56", 10)
 
 
-@pytest.mark.parametrize("name", models.REGISTRY)
-def test_a_network_refuses_what_is_no_number_of_classes(name: str) -> None:
-    with torch.device("meta"):
-        for wrong, rule in (("3", "an integer"), (True, "an integer"), (0, "at least 1")):
-            with pytest.raises(ConfigError, match=rf"^`num_classes` must be {rule}\. Got {wrong!r}"):
-                getattr(models, name)(num_classes=wrong)
-
-
-def test_arguments_of_networks() -> None:
-    assert type(models.digits_net(np.int64(3)).classifier.out_features) is int
-    with pytest.raises(ConfigError, match="`num_classes` must be at least 1"):
+def test_a_network_has_at_least_one_class() -> None:
+    with pytest.raises(ConfigError, match="num_classes"):
         models.build("digits_net", 0)
-    with pytest.raises(ConfigError, match=r"^`stem_channels` must be an integer\. Got '24'"):
-        models.densenet40(stem_channels="24")  # type: ignore[arg-type]
 
 
 def _randomise_norms_(model: nn.Module) -> nn.Module:
@@ -150,11 +139,3 @@ def test_imagenet_resnets_take_torchvision_weights(name: str) -> None:
     x = torch.randn(1, 3, 64, 64, dtype=torch.float64)
     with torch.no_grad():
         assert torch.allclose(ours(x), theirs(x), rtol=1e-10, atol=1e-10)
-
-
-def test_stage_first_norms_can_be_named_by_a_glob() -> None:
-    names = {name for name, module in models.resnet56().named_modules() if isinstance(module, nn.BatchNorm2d)}
-    firsts = {f"stages.{stage}.0.bn1" for stage in range(3)}
-    assert firsts <= names
-    assert {name for name in names if name.endswith(".0.bn1")} == firsts
-    assert "bn" in names

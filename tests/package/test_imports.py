@@ -12,8 +12,8 @@ ROOT = Path(softprune.__file__).parent
 
 # Packages of one line do not import each other.
 ORDER = [
-    {"errors", "hardware", "log", "module_state"},
-    {"distillation", "distributed", "factories", "io", "mask_config", "rng", "target"},
+    {"devices", "errors", "log", "module_state"},
+    {"io", "mask_config", "rng", "target"},
     {"graph"},
     {"costs"},
     {"masks"},

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from softprune.hardware import Call, time_ms
+from softprune.devices import Call, time_ms
 from softprune.lab.config.recipes import load_recipe
 from softprune.lab.config.settings import RunConfig
 from softprune.lab.runs.checkpoint import read_newest

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from softprune.cut.apply import duplicated
+from softprune.devices import Call, capture_graph
 from softprune.errors import ConfigError
 from softprune.export import to_onnx
 from softprune.export.formats import onnx_calls
 from softprune.graph import Example
-from softprune.hardware import Call, capture_graph
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,12 +10,12 @@ from torch import nn
 
 from softprune.bench.backends import BACKENDS, Ready, Setting, cpu_threads
 from softprune.costs import Cost, cost
-from softprune.errors import ConfigError, SoftpruneError, check_choice, check_types, first_line
+from softprune.devices import Call, seconds, synchronizer
+from softprune.errors import ConfigError, SoftpruneError, check_choice, first_line
 from softprune.export import fold_batch_norms
 from softprune.export.writing import WIDTH_MULTIPLE, odd_widths
 from softprune.graph import Example, ExampleLike
 from softprune.graph.modules import Select
-from softprune.hardware import Call, seconds, synchronizer
 from softprune.log import get_logger
 from softprune.masks import check_unmasked
 
@@ -214,7 +214,6 @@ def advice(rows: Iterable[BenchRow], compact: nn.Module, costs: tuple[Cost, Cost
     return tuple(sentence for applies, sentence in rules if applies)
 
 
-@check_types
 def compare_latency(
     dense: nn.Module,
     compact: nn.Module,

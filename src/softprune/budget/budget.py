@@ -16,7 +16,7 @@ from softprune.budget.limit import BudgetStatus, Limit
 from softprune.budget.measures import PrunableNetwork
 from softprune.budget.search import CLOSE, Cut, CutSearch
 from softprune.budget.weighting import CostWeights
-from softprune.distributed import broadcast_from_rank0_
+from softprune.devices import broadcast_from_rank0_
 from softprune.errors import CheckpointError, ConfigError, is_integer, is_number
 from softprune.log import get_logger
 from softprune.masks import MaskedBatchNorm, SoftMasks

@@ -20,11 +20,11 @@ import torch
 from torch import Tensor, nn
 
 from softprune.cut import ModuleCut, PrunePlan, plain_copy
+from softprune.devices import time_ms
 from softprune.errors import ConfigError, ModelError, first_line
 from softprune.graph import ChannelGraph, trace
 from softprune.graph.channels import LayerOp, NormOp
 from softprune.graph.reader import Example, ExampleLike
-from softprune.hardware import time_ms
 from softprune.io import write_atomically
 from softprune.log import get_logger
 from softprune.module_state import evaluating

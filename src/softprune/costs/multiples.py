@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.nn.functional as F
 
-from softprune.hardware import Call, seconds, synchronizer
+from softprune.devices import Call, seconds, synchronizer
 from softprune.log import get_logger
 
 logger = get_logger(__name__)

@@ -13,7 +13,7 @@ from softprune.cut.apply import duplicated
 from softprune.cut.plan import dense_macs, make_plan
 from softprune.cut.trial import trial_cut
 from softprune.cut.verify import without_gc
-from softprune.errors import ConfigError, ModelError, check_types, few_of, first_few
+from softprune.errors import ConfigError, ModelError, few_of, first_few
 from softprune.graph import ChannelGraph, ExampleLike, Frozen, Site, trace
 from softprune.graph.channels import OpaqueOp
 from softprune.graph.sites import DEFAULT_KINDS, KINDS
@@ -57,7 +57,6 @@ def read_graph(
     return graph.only(_irremovable(graph, model))
 
 
-@check_types
 def check_kinds(site_kinds: Iterable[str]) -> tuple[str, ...]:
     """Return the kinds of sites as a tuple, or raise a ConfigError."""
     chosen = (site_kinds,) if isinstance(site_kinds, str) else tuple(site_kinds)

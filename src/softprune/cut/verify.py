@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from softprune.cut.apply import Change, cut_, duplicated, plain_copy, plans_of
 from softprune.cut.plan import PrunePlan
-from softprune.errors import ModelError, VerificationError, check_types, few_of
+from softprune.errors import ModelError, VerificationError, few_of
 from softprune.graph import Example, ExampleLike, check_is_module
 from softprune.graph.reader import PROCESS_WIDE, leaves_of
 from softprune.masks import mask_sites_, unmask_model_
@@ -268,7 +268,6 @@ class Certificate(Comparison):
 
 
 @one_thread()
-@check_types
 def verify(
     masked: nn.Module, compact: nn.Module, example: ExampleLike, *, tolerance: float = TOLERANCE, seed: int = 0
 ) -> Certificate:

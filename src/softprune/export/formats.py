@@ -11,15 +11,13 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from softprune.cut.verify import outputs_of
-from softprune.errors import ModelError, check_types
+from softprune.errors import ModelError, import_optional
 from softprune.export.writing import ExportReport, Format, Runtime, dynamic_shapes, exported, write_checked
-from softprune.factories import import_optional
 from softprune.graph import Example, ExampleLike
 
 _PACKAGES = "onnx onnxscript onnxruntime"
 
 
-@check_types
 def to_onnx(
     model: nn.Module,
     example: ExampleLike,
@@ -102,7 +100,6 @@ def _onnx_content(model: nn.Module, given: Example, dynamic_batch: bool, opset: 
     return program.model_proto.SerializeToString()
 
 
-@check_types
 def to_torch_export(
     model: nn.Module,
     example: ExampleLike,

@@ -22,7 +22,6 @@ from softprune.errors import ConfigError, ModelError, SoftpruneError, first_line
 from softprune.export.checking import compare_outputs, prepared, trials
 from softprune.export.folding import count_batch_norms, fold_batch_norms
 from softprune.graph import Example, ExampleLike
-from softprune.hardware import IMAGE_CHANNELS
 from softprune.io import write_atomically
 from softprune.log import get_logger
 
@@ -32,6 +31,8 @@ TRACED_BATCH = 2
 """Batch size of the trace. torch.export treats a size of one as a constant."""
 MOST_ON_GPU = 65535
 """Largest batch that BatchNorm in cuDNN accepts. PyTorch checks it while it traces a network on a GPU."""
+IMAGE_CHANNELS = 4
+"""An input with at most this many channels is an image, whose channels are never cut."""
 WIDTH_MULTIPLE = 8
 """Convolutions with widths that are no multiples of this are slow on tensor cores, depthwise ones on CPUs, too."""
 

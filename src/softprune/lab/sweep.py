@@ -17,8 +17,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from softprune import models
-from softprune.errors import ConfigError, DataError, SoftpruneError, first_line, nearest
-from softprune.factories import check_name, import_optional
+from softprune.errors import ConfigError, DataError, SoftpruneError, first_line, import_optional, nearest
 from softprune.lab.config.recipes import (
     changed_settings,
     find_recipe,
@@ -30,6 +29,7 @@ from softprune.lab.config.recipes import (
 from softprune.lab.config.schema import Section
 from softprune.lab.config.settings import BASELINE, RunConfig
 from softprune.lab.data import DATASETS
+from softprune.lab.factories import check_name
 from softprune.lab.report import render_run
 from softprune.lab.runs.folder import RunFolder, check_folder_name, check_not_url
 from softprune.lab.runs.weights import check_weights_exist

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from softprune.cut import plain_copy
-from softprune.distributed import is_distributed
+from softprune.devices import is_distributed
 from softprune.masks import Folded, MaskedBatchNorm, StoredMasks
 from softprune.methods.pruner import Pruner
 

@@ -17,7 +17,7 @@ from softprune.budget import Budget, BudgetStatus, Limit, PrunableNetwork
 from softprune.costs import fastest_multiple, fitting_multiple
 from softprune.cut import Certificate, PrunePlan, coupled_sites, cut_and_verify, make_plan, required_sites, without_gc
 from softprune.cut.selection import read_graph
-from softprune.distributed import computed_by_rank0
+from softprune.devices import computed_by_rank0
 from softprune.errors import ConfigError, ModelError, first_few, is_bool
 from softprune.graph import ChannelGraph, ExampleLike, Site
 from softprune.log import get_logger

@@ -4,25 +4,77 @@ Each is a function ``NAME(num_classes=...)`` that returns an ordinary ``nn.Modul
 code.
 """
 
-from softprune.models.densenet import DenseNet as DenseNet
-from softprune.models.densenet import densenet40 as densenet40
-from softprune.models.registry import REGISTRY as REGISTRY
-from softprune.models.registry import ModelEntry as ModelEntry
-from softprune.models.registry import build as build
-from softprune.models.resnet_cifar import BottleneckResNet as BottleneckResNet
-from softprune.models.resnet_cifar import OptionAResNet as OptionAResNet
-from softprune.models.resnet_cifar import PreActResNet as PreActResNet
-from softprune.models.resnet_cifar import resnet20 as resnet20
-from softprune.models.resnet_cifar import resnet56 as resnet56
-from softprune.models.resnet_cifar import resnet56_a as resnet56_a
-from softprune.models.resnet_cifar import resnet110 as resnet110
-from softprune.models.resnet_cifar import resnet110_a as resnet110_a
-from softprune.models.resnet_cifar import resnet164 as resnet164
-from softprune.models.resnet_imagenet import ResNet as ResNet
-from softprune.models.resnet_imagenet import resnet18 as resnet18
-from softprune.models.resnet_imagenet import resnet50 as resnet50
-from softprune.models.resnet_imagenet import resnet50_64 as resnet50_64
-from softprune.models.vgg import VGG as VGG
-from softprune.models.vgg import digits_net as digits_net
-from softprune.models.vgg import vgg16 as vgg16
-from softprune.models.vgg import vgg19 as vgg19
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import nn
+
+from softprune.errors import ConfigError, check_choice
+from softprune.models.densenet import DenseNet, densenet40
+from softprune.models.resnet import (
+    BottleneckResNet,
+    OptionAResNet,
+    PreActResNet,
+    ResNet,
+    resnet18,
+    resnet20,
+    resnet50,
+    resnet50_64,
+    resnet56,
+    resnet56_a,
+    resnet110,
+    resnet110_a,
+    resnet164,
+)
+from softprune.models.vgg import VGG, digits_net, vgg16, vgg19
+
+__all__ = ["REGISTRY", "ModelEntry", "build", "densenet40", "digits_net", "resnet18", "resnet20", "vgg16", "vgg19"]
+__all__ += ["resnet50", "resnet50_64", "resnet56", "resnet56_a", "resnet110", "resnet110_a", "resnet164"]
+__all__ += ["VGG", "BottleneckResNet", "DenseNet", "OptionAResNet", "PreActResNet", "ResNet"]
+
+
+@dataclass(frozen=True)
+class ModelEntry:
+    """One network of the library."""
+
+    build: Callable[..., nn.Module]
+    """Called as ``build(num_classes=...)``."""
+    size: int
+    """Side of its images."""
+    description: str
+    """One line for lists."""
+    channels: int = 3
+
+    @property
+    def input_shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of its images."""
+        return self.channels, self.size, self.size
+
+
+REGISTRY: dict[str, ModelEntry] = {
+    "digits_net": ModelEntry(digits_net, 8, "six convolutions in VGG style, for the embedded digits", channels=1),
+    "vgg16": ModelEntry(vgg16, 32, "VGG-16 with BatchNorm, for CIFAR"),
+    "vgg19": ModelEntry(vgg19, 32, "VGG-19 with BatchNorm, for CIFAR"),
+    "resnet20": ModelEntry(resnet20, 32, "pre-activation ResNet-20 as in SCP, for CIFAR"),
+    "resnet56": ModelEntry(resnet56, 32, "pre-activation ResNet-56 as in SCP, for CIFAR"),
+    "resnet110": ModelEntry(resnet110, 32, "pre-activation ResNet-110 as in SCP, for CIFAR"),
+    "resnet164": ModelEntry(resnet164, 32, "pre-activation bottleneck ResNet-164 as in Slimming, for CIFAR"),
+    "densenet40": ModelEntry(densenet40, 32, "DenseNet-40, growth 12, for CIFAR"),
+    "resnet56_a": ModelEntry(resnet56_a, 32, "post-activation ResNet-56, option-A shortcuts, for CIFAR"),
+    "resnet110_a": ModelEntry(resnet110_a, 32, "post-activation ResNet-110, option-A shortcuts, for CIFAR"),
+    "resnet18": ModelEntry(resnet18, 224, "ResNet-18, for ImageNet"),
+    "resnet50": ModelEntry(resnet50, 224, "ResNet-50 (v1.5), for ImageNet"),
+    "resnet50_64": ModelEntry(resnet50_64, 64, "ResNet-50 (v1.5) with a 3x3 stem, for Tiny-ImageNet"),
+}
+"""Every network by the name of its function."""
+
+
+def build(name: str, num_classes: int) -> nn.Module:
+    """Build the network called `name` with freshly drawn weights.
+
+    Raises `ConfigError` for an unknown name or a number of classes below one.
+    """
+    check_choice("A model", name, REGISTRY)
+    if num_classes < 1:
+        raise ConfigError(f"`num_classes` must be at least 1. Got {num_classes}; pass the number of your classes.")
+    return REGISTRY[name].build(num_classes=num_classes)

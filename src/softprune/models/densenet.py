@@ -4,8 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from softprune.errors import check_types
-from softprune.models.init import classifier, init_scp_
+from softprune.models.init import init_scp_
 
 
 class DenseLayer(nn.Module):
@@ -35,7 +34,6 @@ class Transition(nn.Module):
 class DenseNet(nn.Module):
     """3x3 stem, three blocks of `DenseLayer` joined by a `Transition`, BatchNorm-ReLU, pool, linear."""
 
-    @check_types
     def __init__(
         self, layers_per_block: int, growth: int = 12, num_classes: int = 10, *, stem_channels: int = 24
     ) -> None:
@@ -51,7 +49,7 @@ class DenseNet(nn.Module):
             self.blocks.append(nn.Sequential(*layers))
             width += growth * layers_per_block
         self.bn = nn.BatchNorm2d(width)
-        self.classifier = classifier(width, num_classes)
+        self.classifier = nn.Linear(width, num_classes)
         init_scp_(self)
 
     def forward(self, x: Tensor) -> Tensor:

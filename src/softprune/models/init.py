@@ -1,21 +1,11 @@
-"""The last layer; initialisation as the SCP authors do, and as is usual for post-activation ResNets."""
+"""Initialisation as the SCP authors do, and as is usual for post-activation ResNets."""
 
 import math
 
 from torch import Tensor, nn
 
-from softprune.errors import ConfigError, check_types
-
 # Standard deviation of a unit normal truncated at two of its own standard deviations.
 _TRUNCATED_STD = 0.87962566103423978
-
-
-@check_types
-def classifier(width: int, num_classes: int) -> nn.Linear:
-    """Return the last layer of a network; raise a ConfigError for what is no number of classes."""
-    if num_classes < 1:
-        raise ConfigError(f"`num_classes` must be at least 1. Got {num_classes}; pass the number of your classes.")
-    return nn.Linear(width, num_classes)
 
 
 def truncated_normal_(weight: Tensor, std: float) -> None:
@@ -26,31 +16,26 @@ def truncated_normal_(weight: Tensor, std: float) -> None:
 def init_scp_(model: nn.Module) -> None:
     """Initialise `model` as the SCP authors do.
 
-    Convolutions and linear layers: truncated normal with standard deviation sqrt(2 / fan_in) after the
-    truncation. BatchNorm scale 1 and shift 0, biases 0.
+    Convolutions and linear layers: truncated normal with standard deviation sqrt(2 / fan_in) after the truncation, bias
+    0. BatchNorms stay as they are made, with scale 1 and shift 0.
     """
     for module in model.modules():
         if isinstance(module, (nn.Conv2d, nn.Linear)):
             fan_in = module.weight[0].numel()
             truncated_normal_(module.weight, math.sqrt(2 / fan_in) / _TRUNCATED_STD)
-        if isinstance(module, (nn.Conv2d, nn.Linear, nn.BatchNorm2d)) and module.bias is not None:
-            nn.init.zeros_(module.bias)
-        if isinstance(module, nn.BatchNorm2d):
-            nn.init.ones_(module.weight)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
 
 
 def init_post_activation_(model: nn.Module) -> None:
     """Initialise a post-activation ResNet as is usual.
 
     Convolutions: normal with standard deviation sqrt(2 / (k * k * out_channels)). Linear layers: normal with
-    sqrt(2 / in_features), bias 0. BatchNorm scale 1 and shift 0.
+    sqrt(2 / in_features), bias 0. BatchNorms stay as they are made, with scale 1 and shift 0.
     """
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
         elif isinstance(module, nn.Linear):
             nn.init.kaiming_normal_(module.weight, mode="fan_in", nonlinearity="relu")
-            nn.init.zeros_(module.bias)
-        elif isinstance(module, nn.BatchNorm2d):
-            nn.init.ones_(module.weight)
             nn.init.zeros_(module.bias)

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from softprune.errors import check_types
-from softprune.models.init import classifier, init_scp_, truncated_normal_
+from softprune.models.init import init_scp_, truncated_normal_
 
 
 class ConvUnit(nn.Module):
@@ -27,7 +26,6 @@ class VGG(nn.Module):
     `widths` lists the output channels of every convolution, stage by stage.
     """
 
-    @check_types
     def __init__(self, widths: Sequence[Sequence[int]], num_classes: int = 10, in_channels: int = 3) -> None:
         super().__init__()
         self.stages = nn.ModuleList()
@@ -38,7 +36,7 @@ class VGG(nn.Module):
                 units.append(ConvUnit(width, out_channels))
                 width = out_channels
             self.stages.append(nn.Sequential(*units))
-        self.classifier = classifier(width, num_classes)
+        self.classifier = nn.Linear(width, num_classes)
         init_scp_(self)
         # The authors initialise this one linear layer differently.
         truncated_normal_(self.classifier.weight, 0.01)

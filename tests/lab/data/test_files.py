@@ -170,7 +170,7 @@ def test_without_a_torchvision_that_fits(root, monkeypatch, error):
     def broken(name):
         raise error
 
-    monkeypatch.setattr("softprune.factories.importlib.import_module", broken)
+    monkeypatch.setattr("softprune.errors.importlib.import_module", broken)
     with pytest.raises(DataError, match=rf"data\.name = folder.*{error}.*pip install torchvision"):
         _load(root)
 

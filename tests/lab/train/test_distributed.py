@@ -17,9 +17,8 @@ from forked import command_in_two, train_on_restarting_node, train_or_resume_in_
 from killing import fork_server
 from tiny import assert_same, final_state, metrics, tiny_config, tiny_recipe
 
-from softprune import distributed
-from softprune.distributed import World, join_world
 from softprune.errors import ConfigError
+from softprune.lab import world
 from softprune.lab.config.settings import RunConfig
 from softprune.lab.data import load_data
 from softprune.lab.data.batches import EpochSampler, make_batches
@@ -30,6 +29,7 @@ from softprune.lab.train.evaluate import Evaluator
 from softprune.lab.train.optim import learning_rate, make_sgd
 from softprune.lab.train.pruner import make_pruner
 from softprune.lab.train.run import resume, start
+from softprune.lab.world import World, join_world
 from softprune.masks import Clock
 
 
@@ -215,7 +215,7 @@ def test_a_world_without_ranks_is_an_error_with_a_remedy(monkeypatch: pytest.Mon
 
 
 def test_restarted_processes_do_not_meet_those_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(distributed, "_JOIN_SECONDS", 0.001)
+    monkeypatch.setattr(world, "_JOIN_SECONDS", 0.001)
     meeting = import_module("torch.distributed.rendezvous")
     kept = torch.distributed.HashStore()  # torchrun's, which outlives the processes
     kept.set_timeout(timedelta(seconds=20))
@@ -223,22 +223,22 @@ def test_restarted_processes_do_not_meet_those_before(monkeypatch: pytest.Monkey
     for attempt in range(3):
         ranks = [0, 1, 2]
         with ThreadPoolExecutor() as pool:
-            early = [pool.submit(distributed._join) for _ in range(2)]
+            early = [pool.submit(world._join) for _ in range(2)]
             time.sleep(0.02)  # they find the word of the process before, if there was one
-            stores = [joined.result()[0] for joined in (*early, pool.submit(distributed._join))]
+            stores = [joined.result()[0] for joined in (*early, pool.submit(world._join))]
         assert not stores[0].check(["address"]), attempt
         stores[0].set("address", "of this attempt")
         assert all(store.get("address") == b"of this attempt" for store in stores)
 
 
 def test_processes_that_never_come_are_not_waited_for_forever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(distributed, "_JOIN_SECONDS", 0.001)
+    monkeypatch.setattr(world, "_JOIN_SECONDS", 0.001)
     kept = torch.distributed.HashStore()
     kept.set_timeout(timedelta(seconds=0.05))
     kept.set("softprune/1", "of a process before")
     monkeypatch.setattr(import_module("torch.distributed.rendezvous"), "rendezvous", lambda url: iter([(kept, 0, 2)]))
     with pytest.raises(torch.distributed.DistStoreError, match="fewer than 2 processes"):
-        distributed._join()
+        world._join()
 
 
 def in_two(work: Path, name: str, time_limit: float | None = None) -> None:

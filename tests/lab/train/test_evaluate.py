@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from softprune.distributed import World
 from softprune.lab.config.settings import DataConfig, RunConfig, TrainConfig
 from softprune.lab.data import ArrayDataset, DataBundle, load_data
 from softprune.lab.train import evaluate
 from softprune.lab.train.evaluate import EvalTotals, Evaluator, latency_ms
+from softprune.lab.world import World
 
 WORLD = World(0, 1, torch.device("cpu"))
 

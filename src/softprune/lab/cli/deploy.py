@@ -94,8 +94,8 @@ def bench(
     """
     batches = _numbers(batch)
     from softprune import bench as benching
-    from softprune.distributed import pick_device
     from softprune.lab.cli.opened import open_compact
+    from softprune.lab.world import pick_device
 
     opened = open_compact(path, model=model, shape=parse_shape(input_shape), by_record=True, round_to=round_to)
     where = pick_device(device)

@@ -205,8 +205,8 @@ def predict(
     """
     import torch
 
-    from softprune.distributed import pick_device
     from softprune.lab.cli.opened import image_files, open_compact, open_images, open_inputs
+    from softprune.lab.world import pick_device
 
     inputs = open_inputs(RunFolder.open(run), model=model, data=data, data_dir=data_dir)
     names, where = inputs.classes, pick_device(device)

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler, Subset
 
-from softprune.errors import DataError, first_few
-from softprune.factories import import_optional
+from softprune.errors import DataError, first_few, import_optional
 from softprune.lab.data.arrays import ArrayDataset
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff")

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Subset
 
-from softprune.errors import DataError, check_types
-from softprune.factories import call_factory, check_name
+from softprune.errors import DataError
 from softprune.lab.data.arrays import ArrayDataset, Augmentation
 from softprune.lab.data.cifar import CIFAR10, CIFAR100, Cifar, read_cifar
 from softprune.lab.data.files import LoadedDataset, keep_on_device, load_folder
+from softprune.lab.factories import call_factory, check_name
 from softprune.rng import hashed_permutation
 
 # Takes the place of a site's number in the hash; far above any of them.
@@ -106,7 +106,6 @@ class DataBundle:
         return torch.zeros(batch_size, *self.input_shape, device=device)
 
 
-@check_types
 def load_data(
     name: str,
     root: str | os.PathLike[str] | None = None,

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from softprune.distributed import is_lost_process
 from softprune.errors import CheckpointError, FileFormatError, SoftpruneError, first_line
 from softprune.io import read_bytes, write_atomically
 from softprune.lab.runs.folder import RunFolder
+from softprune.lab.world import is_lost_process
 from softprune.log import get_logger
 
 logger = get_logger(__name__)

@@ -12,10 +12,10 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from softprune.errors import CheckpointError, ConfigError, FileFormatError, SoftpruneError
-from softprune.factories import is_factory_name
-from softprune.io import create_file, is_locked, read_bytes, remove_leftovers, unwritable, write_atomically
+from softprune.io import create_file, read_bytes, unwritable, write_atomically
 from softprune.lab.config.recipes import dump_config, read_config
 from softprune.lab.config.settings import RunConfig
+from softprune.lab.factories import is_factory_name
 from softprune.lab.runs.result import Epoch, Result, Session, numbered_lines, parse, parse_result, to_line
 from softprune.log import get_logger
 
@@ -118,14 +118,25 @@ class RunFolder:
             raise unwritable(self.lock_file, error, self._then) from error
         try:
             for folder in (self.path, self.checkpoints):
-                remove_leftovers(folder)
+                for leftover in folder.glob(".*.tmp"):
+                    leftover.unlink(missing_ok=True)
             yield
         finally:
             lock.release()
 
     def is_locked(self) -> bool:
         """Return whether a process writes the run. Changes nothing."""
-        return is_locked(self.lock_file)
+        try:
+            import fcntl  # not on Windows
+
+            with open(os.open(self.lock_file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW), "rb") as file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                except OSError:
+                    return True
+        except (ImportError, OSError):
+            return False
+        return False
 
     @property
     def _then(self) -> str:

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from softprune import models
 from softprune.cut import Origin, saved_path
 from softprune.errors import ConfigError, storable
-from softprune.factories import call_factory, check_name, import_factory
 from softprune.lab.config.settings import BASELINE, ModelConfig, RunConfig
 from softprune.lab.data import DATASETS, ArrayDataset, DataBundle
+from softprune.lab.factories import call_factory, check_name, import_factory
 from softprune.lab.runs.folder import RunFolder, own_names
 from softprune.lab.runs.result import Inputs
 from softprune.lab.runs.weights import load_weights, read_weights

@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from softprune.distributed import World, broadcast_from_rank0_
-from softprune.hardware import capture_graph, has_fast_bf16, time_ms
+from softprune.devices import broadcast_from_rank0_, capture_graph, has_fast_bf16, time_ms
 from softprune.lab.config.settings import RunConfig
 from softprune.lab.data import ArrayDataset, BatchLoader, DataBundle, LoadedDataset, normalised
+from softprune.lab.world import World
 from softprune.log import get_logger
 from softprune.module_state import evaluating
 

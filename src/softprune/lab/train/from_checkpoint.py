@@ -4,7 +4,6 @@ from pathlib import Path
 
 from softprune.costs import Cost, cost
 from softprune.cut import load, read_origin, save
-from softprune.distributed import join_world
 from softprune.errors import ConfigError
 from softprune.lab.config.settings import DataConfig, ModelConfig, RunConfig
 from softprune.lab.data import DATASETS
@@ -14,6 +13,7 @@ from softprune.lab.runs.networks import build_network, locate_compact, named_con
 from softprune.lab.train.evaluate import EvalTotals, Evaluator
 from softprune.lab.train.run import open_data, set_arithmetic
 from softprune.lab.train.stage import restored_stage
+from softprune.lab.world import join_world
 from softprune.models import REGISTRY
 from softprune.module_state import evaluating
 

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from softprune.budget import TableLike
 from softprune.budget.measures import MEASURES
 from softprune.errors import ConfigError, nearest
-from softprune.factories import check_name, import_factory
 from softprune.lab.config.method import MethodConfig
 from softprune.lab.config.settings import RunConfig
+from softprune.lab.factories import check_name, import_factory
 from softprune.mask_config import MaskConfig
 from softprune.methods import REGISTRY, Pruner, RankingPruner
 from softprune.methods.options import keywords_of

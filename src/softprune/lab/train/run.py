@@ -11,9 +11,8 @@ from typing import Any
 
 import torch
 
-from softprune.distributed import World, is_lost_process, join_world, leave_world, may_restart
+from softprune.devices import has_fast_bf16
 from softprune.errors import CheckpointError, ConfigError, DataError, SoftpruneError, first_line, show
-from softprune.hardware import has_fast_bf16
 from softprune.lab.config.method import MethodConfig
 from softprune.lab.config.recipes import changed_settings, show_changes
 from softprune.lab.config.settings import BASELINE, START, DataConfig, DistillConfig, RunConfig
@@ -26,6 +25,7 @@ from softprune.lab.train.pruner import check_method, check_one_shot
 from softprune.lab.train.stage import StartingPoint, first_stage, restored_stage
 from softprune.lab.train.teacher import load_teacher
 from softprune.lab.train.trainer import RunContext, Trainer, describe_images
+from softprune.lab.world import World, is_lost_process, join_world, leave_world, may_restart
 from softprune.log import get_logger
 
 logger = get_logger(__name__)

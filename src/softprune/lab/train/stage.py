@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from softprune.cut import PrunePlan, apply_plan
-from softprune.distributed import World
 from softprune.lab.config.settings import RunConfig
 from softprune.lab.data import DataBundle, EpochSampler, Mixing, make_batches
 from softprune.lab.runs.checkpoint import random_state, restoring
@@ -17,6 +16,7 @@ from softprune.lab.train.optim import learning_rate, load_optimizer_state, make_
 from softprune.lab.train.pruner import make_pruner
 from softprune.lab.train.step import StepOptions, TrainStep
 from softprune.lab.train.teacher import Teacher
+from softprune.lab.world import World
 from softprune.methods import Pruner
 from softprune.methods.pruner import undecayed_biases
 

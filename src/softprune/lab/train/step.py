@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from softprune.devices import capture_graph
 from softprune.errors import NonFiniteLoss
-from softprune.hardware import capture_graph
 from softprune.lab.config.settings import Mode
 from softprune.lab.data import BatchSource, Mixing, mixed
 from softprune.lab.train.optim import Schedule, match_gradients, share_rate

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from softprune import models
-from softprune.distillation import distillation_loss
-from softprune.distributed import World
 from softprune.errors import ConfigError, SoftpruneError
 from softprune.lab.config.settings import BASELINE, RunConfig
 from softprune.lab.data import DataBundle
 from softprune.lab.runs.folder import RunFolder
 from softprune.lab.runs.networks import build_network, check_outputs
 from softprune.lab.runs.weights import load_weights, read_weights
+from softprune.lab.world import World
+from softprune.methods.distillation import distillation_loss
 
 
 @dataclass(frozen=True)

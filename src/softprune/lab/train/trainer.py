@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from softprune.costs import Cost, cost
 from softprune.cut import plans_of, remap_optimizer, save
-from softprune.distributed import World, broadcast_from_rank0_
+from softprune.devices import broadcast_from_rank0_
 from softprune.errors import (
     CheckpointError,
     ConfigError,
@@ -21,8 +21,8 @@ from softprune.errors import (
     NonFiniteLoss,
     SoftpruneError,
     first_few,
+    import_optional,
 )
-from softprune.factories import import_optional
 from softprune.lab.config.recipes import config_to_dict
 from softprune.lab.config.settings import RunConfig
 from softprune.lab.data import DataBundle
@@ -34,6 +34,7 @@ from softprune.lab.runs.result import Epoch, Module, Moment, Pruned, Result, Sit
 from softprune.lab.train.control import Listener, StopSignal
 from softprune.lab.train.evaluate import Evaluator, latency_ms
 from softprune.lab.train.stage import Stage, StartingPoint, unsaved_buffers
+from softprune.lab.world import World
 from softprune.log import get_logger
 from softprune.methods import Pruner
 from softprune.module_state import evaluating, non_finite

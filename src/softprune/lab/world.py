@@ -6,7 +6,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -21,27 +21,6 @@ T = TypeVar("T")
 
 _JOIN_SECONDS = 0.1
 """How often a process looks whether all have joined."""
-
-
-def is_distributed() -> bool:
-    """Return whether this process is one of several in a process group."""
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-
-
-def broadcast_from_rank0_(*tensors: Tensor) -> None:
-    """Copy the tensors of rank 0 to every process. All processes must call this together."""
-    if is_distributed():
-        for tensor in tensors:
-            dist.broadcast(tensor, src=0)
-
-
-def computed_by_rank0(compute: Callable[[], int], device: torch.device) -> int:
-    """Return what ``compute`` returns in rank 0, which alone calls it. All processes must call this together."""
-    if not is_distributed():
-        return compute()
-    value = torch.tensor(compute() if dist.get_rank() == 0 else 0, device=device)
-    broadcast_from_rank0_(value)
-    return int(value)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Load what softprune does not contain: factories of the user's own (``module:factory``) and optional packages."""
+"""Factories of the user's own: networks, data sets and methods that a recipe names as ``module:factory``."""
 
 import importlib
 import inspect
@@ -108,19 +108,4 @@ def call_factory(
         raise error(
             f"The factory of {key} must work with its arguments. Got {type(problem).__name__}: {first_line(problem)}, "
             f"raised in line {place.lineno} of {place.filename} by {call}."
-        ) from problem
-
-
-def import_optional(
-    module: str, purpose: str, package: str = "", error: type[SoftpruneError] = ConfigError, otherwise: str = ""
-) -> Any:
-    """Import a module that only `purpose` needs, or raise an error that says which package to install."""
-    package = package or module
-    try:
-        return importlib.import_module(module)
-    # Compiled packages that were built for another version of torch raise the others.
-    except (ImportError, RuntimeError, OSError) as problem:
-        raise error(
-            f"{purpose} needs the package {package}. Got {first_line(problem)!r}; install it with "
-            f"`pip install {package}`{otherwise}."
         ) from problem

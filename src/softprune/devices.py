@@ -1,19 +1,17 @@
-"""Timing on a device, and what it computes fast: number formats, and channel counts that tensor cores prefer."""
+"""Devices: timing, CUDA graphs, and what the processes of a group agree on."""
 
 import math
 import time
 from collections.abc import Callable
 
 import torch
+import torch.distributed as dist
+from torch import Tensor
 
 Call = Callable[[], object]
 
 WARM_UP_CALLS = 3
 """Calls before a capture, as PyTorch's documentation asks for."""
-TENSOR_CORE_CHANNELS = 8
-"""In half precision, tensor cores process channels in groups of this size."""
-IMAGE_CHANNELS = 4
-"""An input with at most this many channels is an image, whose channels are never cut."""
 
 
 def has_fast_bf16(device: torch.device) -> bool:
@@ -80,6 +78,22 @@ def capture_graph(body: Call, device: torch.device, *, trial: Call, undo: Call) 
     return graph
 
 
-def alignment_padding(width: int) -> int:
-    """Return the number of channels to add to reach a multiple of :data:`TENSOR_CORE_CHANNELS`."""
-    return -width % TENSOR_CORE_CHANNELS
+def is_distributed() -> bool:
+    """Return whether this process is one of several in a process group."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def broadcast_from_rank0_(*tensors: Tensor) -> None:
+    """Copy the tensors of rank 0 to every process. All processes must call this together."""
+    if is_distributed():
+        for tensor in tensors:
+            dist.broadcast(tensor, src=0)
+
+
+def computed_by_rank0(compute: Callable[[], int], device: torch.device) -> int:
+    """Return what ``compute`` returns in rank 0, which alone calls it. All processes must call this together."""
+    if not is_distributed():
+        return compute()
+    value = torch.tensor(compute() if dist.get_rank() == 0 else 0, device=device)
+    broadcast_from_rank0_(value)
+    return int(value)

@@ -1,0 +1,284 @@
+"""ResNets for CIFAR, and ResNet-18 and ResNet-50 for ImageNet.
+
+For CIFAR: pre-activation as in SCP, bottlenecks as in Slimming, option A as in SFP, FPGM and L1, with three stages of
+16, 32 and 64 channels (planes). For ImageNet: v1.5 (the 3x3 convolution of a bottleneck has its stride), with the names
+of torchvision's parameters, so that weights published for its ResNets load into these.
+"""
+
+from collections.abc import Sequence
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from softprune.models.init import init_post_activation_, init_scp_
+
+
+def _conv(in_channels: int, out_channels: int, kernel: int = 3, stride: int = 1) -> nn.Conv2d:
+    return nn.Conv2d(in_channels, out_channels, kernel, stride=stride, padding=kernel // 2, bias=False)
+
+
+class PreActBlock(nn.Module):
+    """BatchNorm-ReLU-3x3, BatchNorm-ReLU-3x3, plus the shortcut.
+
+    In the first block of every stage (`first`) the shortcut starts after the first BatchNorm and ReLU, so
+    that these feed both paths. Where the stage halves the resolution it passes through a bias-free 1x1 convolution.
+    In the other blocks the shortcut is the input of the block.
+    """
+
+    def __init__(self, in_channels: int, planes: int, *, first: bool) -> None:
+        super().__init__()
+        stride = 1 if in_channels == planes else 2
+        self.first = first
+        self.bn1 = nn.BatchNorm2d(in_channels)
+        self.conv1 = _conv(in_channels, planes, stride=stride)
+        self.bn2 = nn.BatchNorm2d(planes)
+        self.conv2 = _conv(planes, planes)
+        self.project = None if stride == 1 else _conv(in_channels, planes, 1, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        activated = F.relu(self.bn1(x))
+        shortcut = activated if self.first else x
+        if self.project is not None:
+            shortcut = self.project(shortcut)
+        return shortcut + self.conv2(F.relu(self.bn2(self.conv1(activated))))
+
+
+class PreActBottleneck(nn.Module):
+    """BatchNorm-ReLU-1x1, BatchNorm-ReLU-3x3, BatchNorm-ReLU-1x1, plus the shortcut.
+
+    The shortcut is the input of the block; in the first block of every stage it passes through a bias-free 1x1
+    convolution.
+    """
+
+    def __init__(self, in_channels: int, planes: int, *, first: bool) -> None:
+        super().__init__()
+        stride = 2 if first and planes > 16 else 1
+        self.bn1 = nn.BatchNorm2d(in_channels)
+        self.conv1 = _conv(in_channels, planes, 1)
+        self.bn2 = nn.BatchNorm2d(planes)
+        self.conv2 = _conv(planes, planes, stride=stride)
+        self.bn3 = nn.BatchNorm2d(planes)
+        self.conv3 = _conv(planes, 4 * planes, 1)
+        self.project = _conv(in_channels, 4 * planes, 1, stride) if first else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        branch = self.conv1(F.relu(self.bn1(x)))
+        branch = self.conv2(F.relu(self.bn2(branch)))
+        branch = self.conv3(F.relu(self.bn3(branch)))
+        return (x if self.project is None else self.project(x)) + branch
+
+
+class OptionABlock(nn.Module):
+    """3x3-BatchNorm-ReLU, 3x3-BatchNorm, plus the shortcut, ReLU.
+
+    Where the stage halves the resolution, the shortcut takes every second pixel and appends zero channels.
+    """
+
+    def __init__(self, in_channels: int, planes: int, *, first: bool) -> None:
+        super().__init__()
+        self.stride = 1 if in_channels == planes else 2
+        self.new_channels = planes - in_channels
+        self.conv1 = _conv(in_channels, planes, stride=self.stride)
+        self.bn1 = nn.BatchNorm2d(planes)
+        self.conv2 = _conv(planes, planes)
+        self.bn2 = nn.BatchNorm2d(planes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        branch = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
+        if self.stride != 1:
+            x = F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.new_channels))
+        return F.relu(x + branch)
+
+
+def _stages(
+    block: type[PreActBlock] | type[PreActBottleneck] | type[OptionABlock], depth: int, expansion: int = 1
+) -> nn.ModuleList:
+    """Return three stages of so many blocks each, whose output has `expansion` times their planes."""
+    stages, width = [], 16
+    for planes in (16, 32, 64):
+        blocks: list[nn.Module] = []
+        for index in range(depth):
+            blocks.append(block(width, planes, first=index == 0))
+            width = planes * expansion
+        stages.append(nn.Sequential(*blocks))
+    return nn.ModuleList(stages)
+
+
+class PreActResNet(nn.Module):
+    """3x3 stem without BatchNorm, three stages of `PreActBlock`, BatchNorm-ReLU, average pool, linear."""
+
+    block: type[PreActBlock] | type[PreActBottleneck] = PreActBlock
+    expansion = 1
+    """Output channels of a block over its planes."""
+
+    def __init__(self, blocks_per_stage: int, num_classes: int = 10) -> None:
+        super().__init__()
+        self.stem = _conv(3, 16)
+        self.stages = _stages(self.block, blocks_per_stage, self.expansion)
+        self.bn = nn.BatchNorm2d(64 * self.expansion)
+        self.classifier = nn.Linear(64 * self.expansion, num_classes)
+        init_scp_(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for stage in self.stages:
+            x = stage(x)
+        x = F.relu(self.bn(x))
+        x = F.adaptive_avg_pool2d(x, 1).flatten(1)
+        return self.classifier(x)
+
+
+class BottleneckResNet(PreActResNet):
+    """The same with stages of `PreActBottleneck`."""
+
+    block = PreActBottleneck
+    expansion = 4
+
+
+class OptionAResNet(nn.Module):
+    """3x3 stem with BatchNorm-ReLU, three stages of `OptionABlock` (16, 32, 64), average pool, linear."""
+
+    def __init__(self, blocks_per_stage: int, num_classes: int = 10) -> None:
+        super().__init__()
+        self.stem = _conv(3, 16)
+        self.bn = nn.BatchNorm2d(16)
+        self.stages = _stages(OptionABlock, blocks_per_stage)
+        self.classifier = nn.Linear(64, num_classes)
+        init_post_activation_(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.bn(self.stem(x)))
+        for stage in self.stages:
+            x = stage(x)
+        x = F.adaptive_avg_pool2d(x, 1).flatten(1)
+        return self.classifier(x)
+
+
+def resnet20(num_classes: int = 10) -> PreActResNet:
+    """Pre-activation ResNet-20 for CIFAR."""
+    return PreActResNet(3, num_classes)
+
+
+def resnet56(num_classes: int = 10) -> PreActResNet:
+    """Pre-activation ResNet-56 for CIFAR, the paper's."""
+    return PreActResNet(9, num_classes)
+
+
+def resnet110(num_classes: int = 10) -> PreActResNet:
+    """Pre-activation ResNet-110 for CIFAR."""
+    return PreActResNet(18, num_classes)
+
+
+def resnet164(num_classes: int = 10) -> BottleneckResNet:
+    """Pre-activation bottleneck ResNet-164 for CIFAR."""
+    return BottleneckResNet(18, num_classes)
+
+
+def resnet56_a(num_classes: int = 10) -> OptionAResNet:
+    """Post-activation ResNet-56 for CIFAR with option-A shortcuts."""
+    return OptionAResNet(9, num_classes)
+
+
+def resnet110_a(num_classes: int = 10) -> OptionAResNet:
+    """Post-activation ResNet-110 for CIFAR with option-A shortcuts."""
+    return OptionAResNet(18, num_classes)
+
+
+def _projection(in_channels: int, out_channels: int, stride: int) -> nn.Sequential | None:
+    """1x1 convolution and BatchNorm on the shortcut, where the branch changes its shape."""
+    if stride == 1 and in_channels == out_channels:
+        return None
+    return nn.Sequential(_conv(in_channels, out_channels, 1, stride), nn.BatchNorm2d(out_channels))
+
+
+class BasicBlock(nn.Module):
+    """3x3-BatchNorm-ReLU, 3x3-BatchNorm, plus the shortcut, ReLU."""
+
+    expansion = 1
+
+    def __init__(self, in_channels: int, planes: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = _conv(in_channels, planes, stride=stride)
+        self.bn1 = nn.BatchNorm2d(planes)
+        self.conv2 = _conv(planes, planes)
+        self.bn2 = nn.BatchNorm2d(planes)
+        self.downsample = _projection(in_channels, planes, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        branch = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
+        return F.relu(branch + (x if self.downsample is None else self.downsample(x)))
+
+
+class Bottleneck(nn.Module):
+    """1x1-BatchNorm-ReLU, 3x3-BatchNorm-ReLU, 1x1-BatchNorm, plus the shortcut, ReLU."""
+
+    expansion = 4
+
+    def __init__(self, in_channels: int, planes: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = _conv(in_channels, planes, 1)
+        self.bn1 = nn.BatchNorm2d(planes)
+        self.conv2 = _conv(planes, planes, stride=stride)
+        self.bn2 = nn.BatchNorm2d(planes)
+        self.conv3 = _conv(planes, 4 * planes, 1)
+        self.bn3 = nn.BatchNorm2d(4 * planes)
+        self.downsample = _projection(in_channels, 4 * planes, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        branch = F.relu(self.bn1(self.conv1(x)))
+        branch = F.relu(self.bn2(self.conv2(branch)))
+        branch = self.bn3(self.conv3(branch))
+        return F.relu(branch + (x if self.downsample is None else self.downsample(x)))
+
+
+BlockType = type[BasicBlock] | type[Bottleneck]
+
+
+def _stage(block: BlockType, in_channels: int, planes: int, depth: int, stride: int) -> nn.Sequential:
+    """`depth` blocks, of which the first changes width and resolution."""
+    blocks = [block(in_channels, planes, stride)]
+    blocks += [block(planes * block.expansion, planes, 1) for _ in range(depth - 1)]
+    return nn.Sequential(*blocks)
+
+
+class ResNet(nn.Module):
+    """7x7 stem, max-pool, four stages of 64, 128, 256, 512 planes, average pool, linear.
+
+    `small_images` takes a 3x3 stem of stride 1 instead, which suits images of 64 x 64.
+    """
+
+    def __init__(
+        self, block: BlockType, depths: Sequence[int], num_classes: int = 1000, *, small_images: bool = False
+    ) -> None:
+        super().__init__()
+        self.conv1 = _conv(3, 64) if small_images else _conv(3, 64, 7, 2)
+        self.bn1 = nn.BatchNorm2d(64)
+        self.layer1 = _stage(block, 64, 64, depths[0], stride=1)
+        self.layer2 = _stage(block, 64 * block.expansion, 128, depths[1], stride=2)
+        self.layer3 = _stage(block, 128 * block.expansion, 256, depths[2], stride=2)
+        self.layer4 = _stage(block, 256 * block.expansion, 512, depths[3], stride=2)
+        self.fc = nn.Linear(512 * block.expansion, num_classes)
+        init_post_activation_(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.bn1(self.conv1(x)))
+        x = F.max_pool2d(x, 3, stride=2, padding=1)
+        for stage in (self.layer1, self.layer2, self.layer3, self.layer4):
+            x = stage(x)
+        x = F.adaptive_avg_pool2d(x, 1).flatten(1)
+        return self.fc(x)
+
+
+def resnet18(num_classes: int = 1000) -> ResNet:
+    """ResNet-18 for ImageNet."""
+    return ResNet(BasicBlock, (2, 2, 2, 2), num_classes)
+
+
+def resnet50(num_classes: int = 1000) -> ResNet:
+    """ResNet-50 for ImageNet."""
+    return ResNet(Bottleneck, (3, 4, 6, 3), num_classes)
+
+
+def resnet50_64(num_classes: int = 100) -> ResNet:
+    """ResNet-50 with a stem for 64 x 64 images, such as Tiny-ImageNet's."""
+    return ResNet(Bottleneck, (3, 4, 6, 3), num_classes, small_images=True)
