@@ -34,7 +34,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "scp-target": {"strength": 0.5, "ratio": 0.5},
     "slimming": {"strength": 0.01, "ratio": 0.5},
     "sfp": {"ratio": 0.5},
-    "fpgm": {"ratio_dist": 0.25, "ratio_norm": 0.25},
+    "fpgm": {"ratio_dist": 0.5},
     "sss": {"strength": 2.0},
     "variational": {"mu_below": 0.99},
     "l1": {"ratio": 0.5},

@@ -79,9 +79,6 @@ OPTIONS: list[tuple[str, dict[str, Any], str]] = [
     ("slimming", {"count": "tf"}, "`count`"),
     ("variational", {"sigma": "a"}, "`sigma`"),
     ("variational", {"mu_below": None}, "`mu_below`"),
-    ("fpgm", {"mask_gradients": "no"}, "`mask_gradients`"),
-    ("fpgm", {"ratio_norm": 0.6, "ratio_dist": 0.4}, "together"),
-    ("fpgm", {"ratio_norm": 0.6, "target": {"macs": 0.5}}, "exclude each other"),
     ("sfp", {"evaluation": "lenient"}, "`evaluation`"),
     ("sss", {"structure": "layer"}, "`structure`"),
     ("l1", {"ratio": 1}, "`ratio`"),
@@ -89,7 +86,6 @@ OPTIONS: list[tuple[str, dict[str, Any], str]] = [
     ("l1", {"ratio": {"9": 0.5}}, "matches none"),
     ("l1", {"ratio": 0.5, "target": {"macs": 0.5}}, "exclude each other"),
     ("scratch", {}, "needs a `plan`"),
-    ("scratch", {"plan": 5}, "folder of a run"),
 ]
 
 
@@ -212,7 +208,7 @@ NUMPY: list[tuple[str, dict[str, Any]]] = [
     ("scp", {"target": {"macs": np.float32(0.5)}, "total_steps": np.int64(8), "final_at": np.float32(0.5)}),
     ("scp", {"masks": MaskConfig(delta=np.float32(0.125))}),
     ("slimming", {"ratio": np.float32(0.5), "initial_scale": np.float32(0.5)}),
-    ("fpgm", {"ratio_dist": {"*": np.float32(0.25)}, "mask_gradients": np.True_}),
+    ("fpgm", {"ratio_dist": {"*": np.float32(0.25)}}),
 ]
 
 

@@ -1,4 +1,4 @@
-"""Same shape from scratch: masked training is the compact network's own, and a new compact network is a new one."""
+"""Same shape from scratch: masked training is the compact network's own."""
 
 from pathlib import Path
 
@@ -8,9 +8,9 @@ from method_networks import Chain, Residual, batch, sgd, train
 from torch import nn
 
 from softprune import save
-from softprune.cut import PrunePlan, apply_plan, plans_of
+from softprune.cut import PrunePlan, apply_plan
 from softprune.errors import ConfigError, PlanError
-from softprune.methods import RandomPruner, ScratchPruner, SfpPruner, from_scratch
+from softprune.methods import RandomPruner, ScratchPruner, SfpPruner
 
 
 def half(network: type[nn.Module] = Chain, **options: object) -> PrunePlan:
@@ -66,18 +66,6 @@ def test_a_network_that_was_cut_already_keeps_its_shape() -> None:
     assert [len(mask) for mask in again.masks().values()] == [4, 6]
 
 
-def test_new_weights_are_spread_as_at_the_smaller_size() -> None:
-    plan = RandomPruner(Chain(64, 64, bias=False), batch()[0], ratio=0.75).plan()
-    torch.manual_seed(5)
-    fresh = Chain(64, 64, bias=False)
-    small = from_scratch(plan, fresh)
-    assert small[3].weight.shape == (16, 16, 3, 3)  # type: ignore[index]
-    ratio = (small[3].weight.std() / fresh[3].weight.std()).item()  # type: ignore[index]
-    assert ratio == pytest.approx(2.0, rel=0.05)
-    assert (small[1].weight == 1).all()  # type: ignore[index]
-    assert plans_of(from_scratch(small, fresh)) == plans_of(small)
-
-
 def test_the_plan_must_be_given_and_fit() -> None:
     images, _ = batch()
     with pytest.raises(ConfigError, match="pass the folder of a finished run"):
@@ -88,5 +76,3 @@ def test_the_plan_must_be_given_and_fit() -> None:
         ScratchPruner(Chain(10, 12), images, plan=half())
     with pytest.raises(PlanError, match="Got another one's"):
         ScratchPruner(apply_plan(half(), Chain()), images, plan=half(Residual))
-    with pytest.raises(PlanError, match="Got a dense network"):
-        from_scratch(Chain(), Chain())

@@ -14,7 +14,6 @@ from softprune.methods.ranking import SlimmingPruner as SlimmingPruner
 from softprune.methods.scp import SoftPruner as SoftPruner
 from softprune.methods.scp import TargetSoftPruner as TargetSoftPruner
 from softprune.methods.scratch import ScratchPruner as ScratchPruner
-from softprune.methods.scratch import from_scratch as from_scratch
 from softprune.methods.sss import SssPruner as SssPruner
 from softprune.methods.variational import VariationalPruner as VariationalPruner
 from softprune.methods.zeroing import FpgmPruner as FpgmPruner

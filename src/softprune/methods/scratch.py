@@ -3,19 +3,15 @@
 A control: do the remaining weights matter, or only the widths?
 """
 
-import copy
-import math
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
-from softprune.cut import PrunePlan, apply_plan, plans_of, read_plans, saved_path
+from softprune.cut import PrunePlan, plans_of, read_plans, saved_path
 from softprune.errors import CheckpointError, ConfigError, PlanError
 from softprune.graph import ChannelGraph, ExampleLike
 from softprune.masks import StoredMasks
@@ -24,34 +20,6 @@ from softprune.methods.pruner import GraphReader, Pruner
 
 PlanLike = PrunePlan | Sequence[PrunePlan] | str | os.PathLike[str]
 """A plan, the plans of a network that was cut several times, a compact network's folder, or the folder of a run."""
-
-
-def from_scratch(plan: PlanLike | nn.Module, fresh: nn.Module) -> nn.Module:
-    """Return a compact network of the shape that `plan` (or a compact network) has, with the new weights of `fresh`.
-
-    `fresh` is a newly built dense network of the same definition; it stays as it is. The kept rows and columns of
-    its weights are scaled to the smaller fan-in, so that they are spread as if drawn at that size. Everything then
-    trains: also what the plan had zeroed or folded.
-    """
-    plans = plans_of(plan) if isinstance(plan, nn.Module) else _plans(plan)
-    if not plans:
-        raise PlanError("`plan` must come from a network that softprune cut. Got a dense network.")
-    compact = copy.deepcopy(fresh)
-    for step in plans:
-        # Without its constants: folded biases are learned again.
-        compact = apply_plan(replace(step, constants={}), compact)
-    dense_modules = dict(fresh.named_modules())
-    with torch.no_grad():
-        for name, module in compact.named_modules():
-            dense = dense_modules.get(name)
-            if isinstance(module, _BatchNorm) and isinstance(dense, _BatchNorm) and module.affine:
-                # All scales and shifts of a new BatchNorm are alike; the plan may have zeroed some.
-                module.weight.fill_(dense.weight[0])
-                module.bias.fill_(dense.bias[0])
-            weight, old = getattr(module, "weight", None), getattr(dense, "weight", None)
-            if isinstance(weight, Tensor) and isinstance(old, Tensor) and weight.dim() > 1:
-                weight.mul_(math.sqrt(old[0].numel() / weight[0].numel()))
-    return compact
 
 
 class ScratchPruner(Pruner):
@@ -110,8 +78,7 @@ class ScratchPruner(Pruner):
         super().load_state_dict(state)
         if not all(mask.equal(before[name]) for name, mask in self.masks().items()):
             raise CheckpointError(
-                "A run must be resumed with the plan that it began with. Got a plan that keeps other channels; restore "
-                "its file, or change method.options.plan in config.toml if it is elsewhere now."
+                "a run must be resumed with the plan that it began with. Got one that keeps other channels; restore it."
             )
 
 
@@ -120,18 +87,12 @@ def _plans(plan: PlanLike) -> tuple[PrunePlan, ...]:
         return (plan,)
     if isinstance(plan, Sequence) and not isinstance(plan, str) and all(isinstance(p, PrunePlan) for p in plan):
         return tuple(plan)
-    if not isinstance(plan, str | os.PathLike):
-        raise PlanError(
-            "`plan` must be a PrunePlan, several of them, the file of a compact network, or the folder of a run. "
-            f"Got {plan!r}."
-        )
-    path = Path(plan)
+    path = Path(plan)  # type: ignore[arg-type]
     file = saved_path(path / "compact" if path.is_dir() else path)
     if not file.exists():
         raise ConfigError(
-            f"`plan` must be the file of a compact network or the folder of a finished run. Got {path}: {file} does "
-            "not exist. If the plan of a run that was started is elsewhere now, change method.options.plan in its "
-            "config.toml."
+            "`plan` must be a plan, the file of a compact network, or the folder of a finished run. Got "
+            f"{path}: {file} does not exist; change method.options.plan in config.toml if it is elsewhere now."
         )
     return tuple(read_plans(file))
 

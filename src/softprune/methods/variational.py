@@ -84,10 +84,6 @@ class VariationalPruner(LearnedPruner):
         masks.learn(torch.full((masks.layout.channels,), math.log(self._sigma)))
         return masks
 
-    def sigmas(self) -> dict[str, Tensor]:
-        """Return the standard deviation of every channel's scale."""
-        return self.site_masks.by_site(self.site_masks.value.detach().exp())
-
     def _extra_loss(self) -> Tensor:
         # A dropped channel plays no part any more; its divergence would only grow.
         masks = self.site_masks
