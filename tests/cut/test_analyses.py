@@ -112,17 +112,6 @@ class TwoPaths(nn.Module):
         return self.last(F.relu(self.bn1(self.left(x))) + F.relu(self.bn2(self.right(x))))
 
 
-class Depthwise(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.bn1 = nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4)
-        self.depthwise, self.bn2 = nn.Conv2d(4, 4, 3, groups=4), nn.BatchNorm2d(4)
-        self.last = nn.Conv2d(4, 2, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(F.relu(self.bn2(self.depthwise(F.relu(self.bn1(self.conv(x)))))))
-
-
 def of(model: nn.Module) -> ChannelGraph:
     return trace(model.eval(), IMAGES)
 
@@ -268,20 +257,6 @@ def test_a_module_that_nothing_reads_keeps_one_channel_and_is_listed() -> None:
 def test_required_sites_are_those_on_every_path_or_on_one() -> None:
     assert required_sites(of(Net())) == {"bn"}
     assert len(required_sites(of(TwoPaths()))) == 1
-
-
-def test_sites_around_a_depthwise_convolution_are_coupled() -> None:
-    assert coupled_sites(of(Depthwise())) == (("bn1", "bn2"),)
-    assert coupled_sites(of(TwoPaths())) == ()
-
-
-def test_masks_must_be_for_sites_and_of_their_width() -> None:
-    model = Net()
-    graph = of(model)
-    with pytest.raises(PlanError, match=r"Got 'conv'; its sites: bn"):
-        make_plan(graph, model, {"conv": torch.ones(4, dtype=torch.bool)})
-    with pytest.raises(PlanError, match=r"must have shape \(4,\)\. Got \(5,\)"):
-        make_plan(graph, model, {"bn": torch.ones(5, dtype=torch.bool)})
 
 
 EXAMPLE = torch.randn(2, 3, 8, 8)

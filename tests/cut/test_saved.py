@@ -291,14 +291,6 @@ def test_a_changed_network_that_is_cut_again_loads_into_the_changed_one(tmp_path
         sp.load(tmp_path / "second", TOPOLOGIES["chain"].build())
 
 
-def test_a_folder_or_another_file_in_place_of_a_network_is_named(tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    (tmp_path / "weights.pth").touch()
-    for name, said in (("run", r"is a folder; pass the file in it, 'compact"), ("weights.pth", r"is no file of")):
-        with pytest.raises(FileFormatError, match=f"No such file or directory. '{tmp_path / name}' {said}"):
-            sp.load(tmp_path / name, nn.Linear(1, 1))
-
-
 def _cut(model: nn.Module, graph: ChannelGraph, seed: int = 0, deaths: float = 0.4) -> nn.Module:
     return apply_plan(make_plan(graph, model, random_masks(graph, seed, deaths=deaths)), model)
 

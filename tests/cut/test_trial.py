@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from topologies import Chain, PaddedStreams, Residual, conv, pooled, randomise_
 from torch import Tensor, nn
 
 import softprune
+from softprune.cut import apply_plan, make_plan
+from softprune.cut.selection import read_graph
 from softprune.errors import ModelError
 from softprune.graph.builder import GraphBuilder, Operator
 from softprune.graph.channels import ChannelwiseOp
@@ -157,6 +160,49 @@ def test_sites_that_cannot_be_cut_freeze_no_channels_of_explicit_sizes() -> None
     seen = softprune.inspect(randomise_(Doubled(0)), torch.randn(2, 3, 8, 8), site_kinds=["stream"])
     assert [site.name for site in seen.sites] == ["bn", "bn4"]
     assert [frozen.name for frozen in seen.frozen] == ["bn1", "bn3", "bn5"]
+
+
+class Pieces(nn.Module):
+    """Halves by a size that is an attribute, as ultralytics' C2f; `also` repeats it by accident."""
+
+    def __init__(self, also: int) -> None:
+        super().__init__()
+        self.width, self.also = 4, also
+        self.conv, self.bn, self.fc = conv(3, 8), nn.BatchNorm2d(8), nn.Linear(4, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        left, right = F.relu(self.bn(self.conv(x))).split((self.width, self.width), 1)
+        return self.fc(pooled(left + right)) * self.also
+
+
+@pytest.mark.parametrize(("also", "sites"), [(3, ["bn"]), (4, [])])
+def test_an_attribute_that_repeats_a_width_follows_the_cut(tmp_path: Path, also: int, sites: list[str]) -> None:
+    model, images = randomise_(Pieces(also)), torch.randn(2, 3, 8, 8)
+    graph = read_graph(model, images)
+    assert [site.name for site in graph.sites] == sites
+    if sites:
+        small = apply_plan(make_plan(graph, model, {"bn": torch.arange(8) % 4 < 3}), model)
+        assert (small.width, small.also, model.width) == (3, 3, 4)
+        again = softprune.load(softprune.save(small, tmp_path / "small"), Pieces(also))
+        assert again.width == 3
+        assert torch.equal(again(images), small.eval()(images))
+
+
+def test_an_attribute_that_repeats_a_width_by_accident_stays() -> None:
+    class Accident(Chain):
+        def __init__(self) -> None:
+            super().__init__()
+            self.factor = 4
+
+        def forward(self, x: Tensor) -> Tensor:
+            left, right = F.relu(self.bn1(self.conv1(x))).chunk(2, 1)
+            x = torch.cat([left * self.factor, right], 1)
+            return self.fc(pooled(F.relu(self.bn2(self.conv2(x)))))
+
+    assert [site.name for site in softprune.inspect(randomise_(Accident()), torch.randn(2, 3, 8, 8)).sites] == [
+        "bn1",
+        "bn2",
+    ]
 
 
 class Caching(Chain):

@@ -1,7 +1,6 @@
 """Cut a network and its optimizer: a new module of the same class, with the channels of a plan removed."""
 
 import copy
-import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -35,7 +34,7 @@ def plans_of(model: nn.Module) -> tuple[PrunePlan, ...]:
 
 
 Change = Callable[[nn.Module], object]
-"""Changes a network in place. It may give parameters new memory, but does not write to the memory that they have."""
+"""Changes a network in place."""
 
 
 def plain_copy(model: nn.Module, change_: Change | None = None, *, share: bool = False) -> nn.Module:
@@ -50,7 +49,7 @@ def plain_copy(model: nn.Module, change_: Change | None = None, *, share: bool =
 
 
 def duplicated(model: nn.Module, change_: Change | None = None, *, share: bool = False) -> nn.Module:
-    """Return a deep copy of `model`, changed by `change_`. What that replaces is never copied.
+    """Return a deep copy of `model`, changed by `change_`.
 
     With `share` the parameters keep the memory of the originals, for a copy that is only called.
     """
@@ -58,8 +57,9 @@ def duplicated(model: nn.Module, change_: Change | None = None, *, share: bool =
     plain = [p for p in model.parameters() if type(p) is nn.Parameter and p.layout == torch.strided]
     plain = [p for p in plain if not p.is_inference()]
     # Not of p.detach(), with which autograd would count changes of the copy as changes of the original.
-    memo: dict[int, Any] = {id(p): nn.Parameter(p.data, requires_grad=p.requires_grad) for p in plain}
-    shared = [] if share else [(parameter, weakref.ref(memo[id(parameter)])) for parameter in plain]
+    memo: dict[int, Any] = {
+        id(p): nn.Parameter(p.data if share else p.data.clone(), requires_grad=p.requires_grad) for p in plain
+    }
     # A module has a dozen dictionaries of hooks, which deepcopy would rebuild one by one.
     owned = (value for module in model.modules() for value in vars(module).values())
     memo |= {id(value): type(value)() for value in owned if type(value) in (dict, OrderedDict) and not value}
@@ -79,11 +79,6 @@ def duplicated(model: nn.Module, change_: Change | None = None, *, share: bool =
         module.training = modes.get(name, module.training)
     if change_ is not None:
         change_(duplicate)
-    del memo
-    for original, reference in shared:
-        parameter = reference()
-        if parameter is not None and parameter.untyped_storage().data_ptr() == original.untyped_storage().data_ptr():
-            parameter.data = parameter.data.clone()
     return duplicate
 
 
@@ -127,6 +122,8 @@ def cut_(plan: PrunePlan, compact: nn.Module) -> None:
         if isinstance(owner, nn.RNNBase):
             owner.input_size = len(loose.kept)
             owner._init_flat_weights()  # type: ignore[no-untyped-call]
+    for name, attributes in plan.attributes.items():
+        vars(compact.get_submodule(name)).update(attributes)
     for module in compact.modules():  # what is not cut may share a whole parameter, such as a bias, with what is
         for attribute, parameter in module._parameters.items():
             if parameter is not None and parameter in renewed and renewed[parameter].shape == parameter.shape:

@@ -100,6 +100,8 @@ class PrunePlan:
     dense_params: int = 0
     kept_for_shape: tuple[str, ...] = ()
     """Modules that keep one channel although nothing reads it, since a module cannot be empty."""
+    attributes: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Integers on modules that repeat the width of pieces in their forward(), such as C2f.c: what they become."""
     constants: dict[str, NDArray[np.float64]] = field(default_factory=dict, compare=False, repr=False)
     """Constant inputs of layers that fold them, outputs of layers that became constants, at the weights the plan was
     made for. Not stored: in the weights of a saved network they are folded already."""
@@ -116,6 +118,8 @@ class PrunePlan:
         """Return the plan as text; :meth:`from_json` reads it."""
         body = _renamed(asdict(replace(self, constants={})), NAMES_IN_FILES)
         del body["constants"]
+        if not self.attributes:
+            del body["attributes"]
         for name, cut in body["modules"].items():
             kind = "source" if cut["kind"] == "constant" else cut["kind"]
             body["modules"][name] = {**_renamed(cut, NAMES_IN_FILES), "kind": kind}
@@ -195,7 +199,8 @@ def _read(record: type[Record], values: dict[str, Any]) -> Record:
     """Return a record from the values of a file, whose lists are tuples here."""
     names = {in_file: name for name, in_file in NAMES_IN_FILES.items()}
     values = {name: tuple(v) if isinstance(v, list) else v for name, v in _renamed(values, names).items()}
-    missing = {each.name for each in fields(record) if each.name != "constants"} - values.keys()  # type: ignore[arg-type]
+    optional = {"constants", "attributes"}
+    missing = {each.name for each in fields(record)} - optional - values.keys()  # type: ignore[arg-type]
     if missing:
         raise KeyError(*missing)
     return record(**(values | ({"kind": "constant"} if values.get("kind") == "source" else {})))
@@ -251,12 +256,27 @@ def make_plan(
         params=_params(model, graph, modules, parameters),
         dense_params=sum(parameter.numel() for parameter in model.parameters()),
         kept_for_shape=tuple(dict.fromkeys(live.kept_for_shape)),
+        attributes=_attributes(graph, model, live) if graph.attributes_follow else {},
         constants={
             layer.name: values[layer.outputs if modules[layer.name].constant else layer.inputs]
             for layer in graph.layers
             if modules[layer.name].constant or modules[layer.name].folded
         },
     )
+
+
+def _attributes(graph: ChannelGraph, model: nn.Module, live: Liveness) -> dict[str, dict[str, int]]:
+    """Return the integers on modules that repeat the width of the pieces that their forward() takes, after the cut."""
+    widths: dict[tuple[str, int], set[int]] = {}
+    for each in graph.equal_widths:
+        counts = {int(live.is_present(piece).sum()) for piece in each.pieces}
+        widths.setdefault((each.module, len(each.pieces[0])), set()).update(counts)
+    found: dict[str, dict[str, int]] = {}
+    for (name, dense), after in widths.items():
+        for attribute, value in vars(model.get_submodule(name)).items():
+            if type(value) is int and value == dense and after != {dense} and len(after) == 1:
+                found.setdefault(name, {})[attribute] = min(after)
+    return found
 
 
 class _Cuts(ForwardAnalysis):

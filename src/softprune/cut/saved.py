@@ -198,14 +198,8 @@ def _read(file: Path, *, whole: bool = False) -> tuple[dict[str, Any], bytes]:
             stream.seek(0)
             content = stream.read() if whole else b""
     except OSError as error:
-        reason, given = error.strerror or error, file.with_suffix("")
-        hint = ""
-        if given.is_dir():
-            hint = f" '{given}' is a folder; pass the file in it, 'compact{SUFFIX}' for that of a run."
-        elif given.is_file():
-            hint = f" '{given}' is no file of softprune.save: their names end in {SUFFIX}."
         raise FileFormatError(
-            f"a saved network must be a file that can be read. Got '{file}': {reason}.{hint}"
+            f"a saved network must be a file that can be read. Got '{file}': {error.strerror or error}."
         ) from error
     except (FileFormatError, ValueError, RecursionError) as error:
         if isinstance(error, FileFormatError):

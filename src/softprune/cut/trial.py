@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -56,9 +57,11 @@ def trial_cut(graph: ChannelGraph, model: nn.Module) -> ChannelGraph:
         return graph
     trial = _Trial(graph, model)
     graph = graph.only(trial.uncalled)
-    failure = trial.failure(graph)
-    if failure is None:
+    if trial.failure(graph) is None:
         return graph
+    still = replace(graph, attributes_follow=False)  # an integer may repeat a width by accident
+    if trial.failure(still) is None:
+        return still
     by_line: dict[str, list[UnprovenSize]] = {}
     for size in graph.unproven_sizes:
         by_line.setdefault(size.line, []).append(size)
@@ -148,17 +151,16 @@ class _Trial:
     def _failure(self, graph: ChannelGraph, masks: dict[str, Tensor]) -> str | None:
         with masks_on(self._copy, graph.member_masks(masks)):
             expected = outputs_of(self._copy, self._input)
-        try:
-            plan = make_plan(graph, self._copy, masks)
-            plan.check_fits(self._copy)
-            with attributes_kept(self._copy):  # a copy for every cut would take as long as all the rest
-                cut_(plan, self._copy)
+        plan = make_plan(graph, self._copy, masks)
+        with attributes_kept(self._copy):  # a copy for every cut would take as long as all the rest
+            cut_(plan, self._copy)
+            try:
                 got = outputs_of(self._copy, self._input)
                 # Auxiliary heads, and buffers that follow features, show in training mode alone.
                 training = None if self._training is None else self._training_shapes(fails=True)
-        except Exception as error:
-            logger.debug("the trial cut failed", exc_info=True)
-            return f"{type(error).__name__}: {first_line(error)}"
+            except Exception as error:  # from forward(), which may do anything
+                logger.debug("the trial cut failed", exc_info=True)
+                return f"{type(error).__name__}: {first_line(error)}"
         if training != self._training:
             return f"in training mode outputs became {training}, and were {self._training}"
         difference, scale = compare(by_sample(expected, self._input), by_sample(got, self._input))

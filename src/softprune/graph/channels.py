@@ -272,6 +272,8 @@ class EqualWidths:
     """Pieces of a tensor that must keep equally many channels each (chunk, split, slices)."""
 
     pieces: tuple[IntArray, ...]
+    module: str
+    """The module whose forward takes them; its attributes may repeat their width."""
 
 
 @dataclass(frozen=True, eq=False)

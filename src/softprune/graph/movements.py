@@ -157,7 +157,7 @@ def split(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
     if along and len({len(piece) for piece in pieces}) > 1:
         builder.table.pin(np.concatenate(pieces), builder.reason(node, "cuts them into unequal pieces"))
     elif along:
-        builder.equal_widths.append(EqualWidths(tuple(pieces)))
+        builder.equal_widths.append(EqualWidths(tuple(pieces), builder.module_name(node)))
         # A number of pieces holds for any width; their sizes may be literals.
         if operator_name(node) != "chunk":
             builder.add_unproven_size(node, source.atoms)
@@ -194,7 +194,7 @@ def _bind_slices(
     edges = sorted({0, len(atoms), *(edge for start, end, _ in known for edge in (start, end))})
     pieces = np.split(atoms, edges[1:-1])
     if len({len(piece) for piece in pieces}) == 1:
-        builder.equal_widths.append(EqualWidths(tuple(pieces)))
+        builder.equal_widths.append(EqualWidths(tuple(pieces), builder.module_name(node)))
         builder.add_unproven_size(node, atoms)
     else:
         last = max(end if end < len(atoms) or strict else start for start, end, strict in known)

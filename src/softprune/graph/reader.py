@@ -224,32 +224,6 @@ def read_passes(model: nn.Module, example: ExampleLike) -> list[ForwardPass]:
     return passes
 
 
-def size_dependence(model: nn.Module, forward: ForwardPass) -> str:
-    """Return the first operator that another input size changes, and its place; empty where there is none.
-
-    The network is read at the double and at half of all dimensions after the second, where it takes them.
-    """
-
-    def operators(nodes: list[Node]) -> list[tuple[str, str]]:
-        return [(str(node.target), node.meta["calls"][-1][1]) for node in nodes if "calls" in node.meta]
-
-    for factor in (2, 0.5):
-
-        def resized(tensor: Tensor, factor: float = factor) -> Tensor:
-            sizes = [max(1, int(size * factor)) for size in tensor.shape[2:]]
-            return tensor.new_empty([*tensor.shape[:2], *sizes]) if tensor.is_floating_point() else tensor
-
-        try:
-            other = record(model, forward.example.map(resized))
-        except Exception:
-            continue  # it takes no such size
-        pairs = itertools.zip_longest(operators(forward.nodes), operators(other), fillvalue=("nothing", ""))
-        for (here, place), (there, _) in pairs:
-            if here != there:
-                return f"{here} in {repr(place) if place else 'forward()'} becomes {there}"
-    return ""
-
-
 def record(model: nn.Module, example: Example, *, training: bool = False) -> list[Node]:
     """Return the operators of one call. The model is left as it was.
 
@@ -413,8 +387,12 @@ class _Recorder(ProxyTorchDispatchMode):
         if any(tensor.shape != shape for tensor, shape in self._shapes):
             raise ModelError("softprune cannot record operators that change a tensor's shape in place.")
         leaves = list(leaves_of(output))
-        if not all(isinstance(leaf, (Tensor, *PLAIN)) for leaf in leaves):
-            raise ModelError("softprune cannot record networks that return other objects than tensors.")
+        other = sorted({type(leaf).__name__ for leaf in leaves if not isinstance(leaf, (Tensor, *PLAIN))})
+        if other:
+            raise ModelError(
+                "a network must return tensors, alone or in tuples, lists, dicts or dataclasses. Got "
+                f"{', '.join(other)}; wrap the network in a module that returns its tensors."
+            )
         self.graph.output(tuple(self._node(leaf) for leaf in leaves if isinstance(leaf, Tensor)))
         for node in reversed(self.graph.nodes):
             if node.target is operator.getitem and not node.users:
@@ -472,33 +450,26 @@ def _source_lines() -> str:
 
 def _explained(model: nn.Module, example: Example, failure: Exception) -> ModelError:
     """Return the error to raise for a network that cannot be read: the example's fault, or what forward() does."""
+    if isinstance(failure, ModelError):
+        return ModelError(str(failure))
     shapes = ", ".join(str(tuple(tensor.shape)) for tensor in example.tensors())
     given = f"tensors of shape {shapes}" if shapes else f"no tensor among {example.args!r} and {example.kwargs!r}"
+    rule, remedy = (
+        "forward() must run on tensors that have shapes but no data, which is how softprune reads networks",
+        "Python that depends on values in forward() is the usual cause; prune the part without it (for detection "
+        "models: model.backbone).",
+    )
     try:
         with evaluating(model), torch.no_grad():
-            output = model(*example.args, **example.kwargs)
+            model(*example.args, **example.kwargs)
     except Exception as error:
-        return ModelError(
-            f"the model must accept `example`. Got {given}, and calling "
-            f"{type(model).__name__} on them raised {type(error).__name__}: {first_line(error)}. "
-            f"{_unprunable(model) or 'Pass an example that model(example) accepts.'}"
-        )
-    other = {type(leaf).__name__ for leaf in leaves_of(output) if not isinstance(leaf, (Tensor, *PLAIN))}
-    if other:
-        return ModelError(
-            "a network must return tensors, alone or in tuples, lists, dicts or dataclasses. Got "
-            f"{', '.join(sorted(other))} from {type(model).__name__}; wrap it in a module that returns its tensors."
-        )
+        rule, remedy, failure = "the model must accept `example`", "Pass an example that model(example) accepts.", error
     frames = traceback.extract_tb(failure.__traceback__)
     own = [frame for frame in frames if frame.name == "forward" and not frame.filename.startswith(TORCH)]
     place = f" at {own[-1].filename}:{own[-1].lineno}, `{own[-1].line}`" if own else ""
-    remedy = _unprunable(model) or (
-        "Python that depends on values in forward() is the usual cause; prune the part without it (for detection "
-        "models: model.backbone)."
-    )
     return ModelError(
-        "forward() must run on tensors that have shapes but no data, which is how softprune reads networks. "
-        f"{type(model).__name__} raised{place}: {type(failure).__name__}: {first_line(failure)}. {remedy}"
+        f"{rule}. Got {given}, on which {type(model).__name__} raised{place}: {type(failure).__name__}: "
+        f"{first_line(failure)}. {_unprunable(model) or remedy}"
     )
 
 
