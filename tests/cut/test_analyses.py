@@ -14,7 +14,6 @@ from softprune.costs import cost
 from softprune.cut import apply_plan, coupled_sites, make_plan, required_sites
 from softprune.cut.analyses import Liveness, constant_contribution, constants
 from softprune.cut.selection import read_graph
-from softprune.errors import PlanError
 from softprune.graph import ChannelGraph, trace
 
 IMAGES = torch.randn(2, 3, 4, 4)
