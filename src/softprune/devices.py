@@ -1,17 +1,25 @@
-"""Devices: timing, CUDA graphs, and what the processes of a group agree on."""
+"""Devices: timing, CUDA graphs, the widths they compute fast, and what the processes of a group agree on."""
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 Call = Callable[[], object]
 
 WARM_UP_CALLS = 3
 """Calls before a capture, as PyTorch's documentation asks for."""
+WIDTH_MULTIPLE = 8
+"""Convolutions with widths that are no multiples of this are slow on tensor cores and in ONNX Runtime."""
+CPU_MULTIPLE = 16
+"""The channels that fill a register of AVX-512, in the blocks of which CPU libraries store feature maps."""
+GPU_MULTIPLE = 32
+"""The channels of a step of tensor cores' larger kernels in half precision."""
+IMAGE_CHANNELS = 4
+"""An input with at most this many channels is an image, whose channels are never cut."""
 
 
 def has_fast_bf16(device: torch.device) -> bool:
@@ -90,10 +98,41 @@ def broadcast_from_rank0_(*tensors: Tensor) -> None:
             dist.broadcast(tensor, src=0)
 
 
-def computed_by_rank0(compute: Callable[[], int], device: torch.device) -> int:
-    """Return what ``compute`` returns in rank 0, which alone calls it. All processes must call this together."""
-    if not is_distributed():
-        return compute()
-    value = torch.tensor(compute() if dist.get_rank() == 0 else 0, device=device)
-    broadcast_from_rank0_(value)
-    return int(value)
+def default_multiple(device: torch.device | str = "cpu", dtype: torch.dtype | None = None, runtime: str = "") -> int:
+    """Return the multiple of channels in which networks are fast on a device, in a precision and in a runtime.
+
+    `dtype`: of the inference; half precision on a GPU if it is not given. `runtime`: "onnxruntime" runs on the CPU,
+    wherever the network is trained.
+    """
+    if runtime != "onnxruntime" and torch.device(device).type == "cuda":
+        return GPU_MULTIPLE if dtype in (None, torch.bfloat16, torch.float16) else WIDTH_MULTIPLE
+    return CPU_MULTIPLE
+
+
+def fitting_multiple(multiple: int, widths: Sequence[int], required: int) -> int:
+    """Return `multiple`, halved until most layers hold it twice.
+
+    A layer that holds it once can only stay whole or go. Where most layers must stay (`required` counts them), as in a
+    chain, three quarters have to hold it twice, or little could be cut. Where most are branches that may go altogether,
+    more than half.
+    """
+    chain = 2 * required > len(widths)
+    while multiple > 1:
+        held = sum(width >= 2 * multiple for width in widths)
+        if 4 * held >= 3 * len(widths) if chain else 2 * held > len(widths):
+            break
+        multiple //= 2
+    return multiple
+
+
+def disliked_widths(model: nn.Module, multiple: int = WIDTH_MULTIPLE) -> tuple[int, int, int]:
+    """Return the numbers of plain and of depthwise convolutions whose widths are no multiples, and of all."""
+    odd, total = [0, 0], 0
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            depthwise = module.groups > 1 and module.groups == module.in_channels
+            # The channels of an image are never cut.
+            widths = [module.out_channels, module.in_channels if module.in_channels > IMAGE_CHANNELS else 0]
+            odd[depthwise] += any(width % multiple for width in widths)
+            total += 1
+    return odd[0], odd[1], total

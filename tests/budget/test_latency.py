@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 import softprune as sp
+from softprune.bench import Runtime, Timing
 from softprune.budget import latency_table
-from softprune.budget.latency import Grid, LatencyTable, measure_latency
+from softprune.budget.latency import Grid, LatencyTable, measure_latency, measured_widths
 from softprune.cut import make_plan
 from softprune.errors import ConfigError
 from softprune.graph import Example, trace
@@ -39,7 +40,7 @@ EXAMPLE = torch.zeros(2, 3, 8, 8)
 
 
 def test_times_between_the_measured_widths_are_interpolated():
-    grid = Grid((4, 8), (10, 20), ((1.0, 2.0), (3.0, 4.0)))
+    grid = Grid([4, 8], [10, 20], [[1.0, 2.0], [3.0, 4.0]])
     assert grid(4, 10) == 1.0
     assert grid(6, 10) == 2.0
     assert grid(6, 15) == 2.5
@@ -47,32 +48,47 @@ def test_times_between_the_measured_widths_are_interpolated():
     assert Grid.total([grid, grid, grid])(8, 20) == 12.0
 
 
+@pytest.mark.parametrize(
+    ("width", "multiple", "widths"),
+    [
+        (3, 8, [3]),
+        (16, 8, [8, 16]),
+        (20, 8, [8, 16, 20]),
+        (64, 8, [8, 16, 32, 40, 56, 64]),
+        (64, 32, [32, 64]),
+        (8, 32, [8]),
+        (64, 1, [1, 13, 27, 39, 53, 64]),
+    ],
+)
+def test_widths_are_measured_that_a_cut_can_have(width, multiple, widths):
+    assert measured_widths(width, multiple) == widths
+
+
 def made_up_table(**changes):
-    layer, norm = Grid((1, 16), (1, 24), ((0.1, 1.0), (1.0, 2.0))), Grid((1,), (1, 16), ((0.0, 0.16),))
+    layer, norm = Grid([1, 16], [1, 24], [[0.1, 1.0], [1.0, 2.0]]), Grid([1], [1, 16], [[0.0, 0.16]])
     values = {
-        "backend": "eager",
+        "runtime": Runtime(),
         "device": "cpu",
-        "batch": 1,
-        "threads": 1,
         "layers": {"3": layer},
         "norms": {"1": norm},
         "indices": {},
-        "dense_ms": 3.0,
-        "rest_ms": 0.5,
-        "scale": 1.0,
+        "parts_ms": [0.0, 2.16],
+        "whole_ms": [0.5, 2.66],
     }
     return LatencyTable(**{**values, **changes})
 
 
-def test_a_plan_costs_the_sum_of_its_parts_and_the_rest():
+def test_a_plan_costs_the_sum_of_its_parts_corrected_by_whole_networks():
     model = chain()
     graph = trace(model, EXAMPLE)
     dense = make_plan(graph, model, {})
     assert made_up_table()(dense) == pytest.approx(0.5 + 2.0 + 0.16)
-    assert made_up_table(scale=0.5)(dense) == pytest.approx(0.5 + 1.0 + 0.08)
     half = make_plan(graph, model, {"1": torch.arange(16) % 8 < 4})
     assert len(half.modules["1"].outputs) == 8
-    assert made_up_table()(half) < made_up_table()(dense)
+    parts = made_up_table().parts(half.modules)
+    assert made_up_table()(half) == pytest.approx(0.5 + parts)
+    corrected = made_up_table(parts_ms=[0.0, parts, 2.16], whole_ms=[0.5, 0.9, 2.66])
+    assert (corrected(half), corrected(dense)) == (pytest.approx(0.9), pytest.approx(2.66))
 
 
 def test_a_table_survives_as_plain_values():
@@ -80,19 +96,22 @@ def test_a_table_survives_as_plain_values():
     assert LatencyTable.read(asdict(table)) == table
 
 
-def test_every_kind_of_layer_is_measured_and_the_model_left_alone():
+@pytest.mark.parametrize("backend", ["eager", "onnxruntime"])
+def test_every_kind_of_layer_is_measured_and_the_model_left_alone(backend):
+    if backend == "onnxruntime":
+        pytest.importorskip("onnxruntime", reason='the "onnx" extra is not installed')
     model = network().train()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    table = measure_latency(trace(model, EXAMPLE), model, EXAMPLE, batch=4)
-    assert (table.batch, table.backend, table.device) == (4, "eager", "cpu")
+    runtime = Runtime(backend=backend, batch=4, threads=1)
+    table = measure_latency(trace(model, EXAMPLE), model, EXAMPLE, runtime, 8)
+    assert (table.runtime, table.device) == (runtime, "cpu")
     assert set(table.layers) == {"0", "3", "4", "9"}
-    assert set(table.norms) == {"1", "5"}
+    assert set(table.norms) == ({"1", "5"} if backend == "eager" else set())
     assert all(value > 0 for grid in table.layers.values() for row in grid.ms for value in row)
-    for grid in table.layers.values():
-        assert list(grid.outputs) == sorted(grid.outputs)
-        assert all(list(row) == sorted(row) for row in grid.ms), "wider is never quicker"
+    assert table.parts_ms == sorted(table.parts_ms)
+    assert table.whole_ms == sorted(table.whole_ms)
     dense = make_plan(trace(model, EXAMPLE), model, {})
-    assert table(dense) == pytest.approx(table.dense_ms, rel=0.3)
+    assert table(dense) == pytest.approx(table.dense_ms)
     assert model.training
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
@@ -112,16 +131,31 @@ class Pyramid(nn.Module):
         return [*levels, self.again(x)]
 
 
-def test_layers_are_timed_in_the_precision_of_the_network(monkeypatch):
-    precisions = set()
-    monkeypatch.setattr("softprune.budget.latency.time_ms", lambda call, device: precisions.add(call().dtype) or 1.0)
+@pytest.fixture
+def times(monkeypatch):
+    """A clock that counts the outputs of a part, and one millisecond for a whole network."""
+    seen = []
+
+    def parts(self, each):
+        outputs = [part(x) for part, x in each]
+        seen.extend(outputs)
+        return [float(len(output[0].flatten())) for output in outputs]
+
+    monkeypatch.setattr("softprune.budget.latency._Parts._times", parts)
+    monkeypatch.setattr(Runtime, "time", lambda self, networks, example: dict.fromkeys(networks, Timing((1.0,))))
+    return seen
+
+
+def test_layers_are_timed_in_the_precision_of_the_runtime(times):
     latency_table(network().double(), EXAMPLE)
-    assert precisions == {torch.float64}
+    assert {output.dtype for output in times} == {torch.float64}
+    times.clear()
+    latency_table(network(), EXAMPLE, runtime=Runtime(dtype="bfloat16"))
+    assert {output.dtype for output in times} == {torch.bfloat16}
 
 
-def test_every_call_of_a_layer_counts_at_its_size(monkeypatch):
-    monkeypatch.setattr("softprune.budget.latency.time_ms", lambda call, device: float(len(call()[0].flatten())))
-    table = measure_latency(trace(Pyramid(), EXAMPLE), Pyramid(), EXAMPLE)  # the "time" is the outputs of one sample
+def test_every_call_of_a_layer_counts_at_its_size(times):
+    table = latency_table(Pyramid(), EXAMPLE)  # the "time" is the outputs of one sample
     assert table.layers["head"](8, 8) == 8 * (64 + 16 + 16)
     assert table.norms["norm"](1, 8) == table.indices["norm"](1, 8) == 8 * (64 + 16)
 
@@ -137,47 +171,28 @@ class Tokens(nn.Module):
         return self.last(torch.relu(self.norm(self.stem(x))).flatten(2).mT)
 
 
-def test_an_index_is_timed_where_a_cut_may_put_one(monkeypatch):
-    monkeypatch.setattr("softprune.budget.latency.time_ms", lambda call, device: 1.0)
+def test_an_index_is_timed_where_a_cut_may_put_one(times):
     table = latency_table(Tokens(), EXAMPLE)
     assert set(table.layers) == {"stem", "last"}
     assert set(table.indices) == {"stem", "norm"}
 
 
-class Noting(nn.Sequential):
-    """Notes its mode in every forward, and how often it is put into eval mode."""
-
-    def __init__(self, *layers):
-        super().__init__(*layers)
-        self.modes, self.switches = [], 0
-
-    def forward(self, x):
-        self.modes.append(self.training)
-        return super().forward(x)
-
-    def eval(self):
-        self.switches += 1
-        return super().eval()
-
-
-def test_the_report_times_forwards_alone_and_leaves_every_mode_as_it_was():
-    compact = Noting(*chain()).train()
-    compact[1].eval()
-    plan = make_plan(trace(chain(), EXAMPLE), chain(), {})
-    assert made_up_table(batch=2).report(plan, compact, Example.of(EXAMPLE)) > 0
-    assert compact.modes
-    assert not any(compact.modes)
-    assert compact.switches == 1
-    assert compact.training
-    assert compact[4].training
-    assert not compact[1].training
+@pytest.mark.parametrize(("measured", "level"), [(2.7, "INFO"), (3.5, "WARNING")])
+def test_the_report_warns_where_the_table_is_wrong(measured, level, monkeypatch, caplog):
+    monkeypatch.setattr(Runtime, "time", lambda self, networks, example: {"compact": Timing((measured, 9.0))})
+    model = chain()
+    plan = make_plan(trace(model, EXAMPLE), model, {})
+    with caplog.at_level("INFO", logger="softprune"):
+        assert made_up_table().report(plan, model, Example.of(EXAMPLE)) == measured
+        assert made_up_table(device="another").report(plan, model, Example.of(EXAMPLE)) is None
+    assert [record.levelname for record in caplog.records] == [level, "INFO"]
 
 
 @pytest.mark.parametrize("rest_ms", [20.0, 0.5])
 def test_a_target_out_of_reach_says_what_no_channel_takes(monkeypatch, rest_ms):
-    def table(graph, model, example, *, batch):
-        floor = Grid((1, 16), (1, 24), ((0.9, 1.0), (1.0, 1.0)))
-        return made_up_table(layers={"3": floor}, norms={}, dense_ms=1.0 + rest_ms, rest_ms=rest_ms)
+    def table(*_):
+        floor = Grid([1, 16], [1, 24], [[0.9, 1.0], [1.0, 1.0]])
+        return made_up_table(layers={"3": floor}, norms={}, parts_ms=[0.0, 1.0], whole_ms=[rest_ms, 1.0 + rest_ms])
 
     monkeypatch.setattr("softprune.budget.measures.measure_latency", table)
     with pytest.raises(ConfigError, match="must be within reach") as refused:
@@ -190,13 +205,13 @@ def test_a_latency_target_is_met_by_the_table_and_resumes_with_it(monkeypatch, c
     # A made-up clock: what is measured depends on sizes alone, so that the test does not on the machine.
     calls = {"made": 0}
 
-    def fake_table(graph, model, example, *, batch):
+    def fake_table(graph, model, example, runtime, round_to):
         calls["made"] += 1
         widths = {"0": (3, 16), "3": (16, 24), "8": (24, 5)}
         layers = {
-            name: Grid((1, i), (1, o), ((calls["made"] * 0.01, 0.5), (0.5, 1.0))) for name, (i, o) in widths.items()
+            name: Grid([1, i], [1, o], [[calls["made"] * 0.01, 0.5], [0.5, 1.0]]) for name, (i, o) in widths.items()
         }
-        return made_up_table(layers=layers, norms={}, dense_ms=3.5, batch=batch)
+        return made_up_table(layers=layers, norms={}, parts_ms=[0.0, 3.0], whole_ms=[0.5, 3.5], runtime=runtime)
 
     monkeypatch.setattr("softprune.budget.measures.measure_latency", fake_table)
     pruner = sp.SoftPruner(chain(), EXAMPLE, target={"latency": 0.8}, total_steps=10, latency_batch=2)
@@ -204,7 +219,7 @@ def test_a_latency_target_is_met_by_the_table_and_resumes_with_it(monkeypatch, c
     with caplog.at_level("INFO", logger="softprune"):
         pruner.decide()
         pruner.compact()
-    assert "measured here; dense" in caplog.text
+    assert "measured here in eager" in caplog.text
     kept = pruner.budget.measure.of_plan(pruner.plan())
     assert 0.98 * 2.8 < kept <= 2.8
     other = sp.SoftPruner(chain(), EXAMPLE, target={"latency": 0.8}, total_steps=10)
@@ -215,14 +230,14 @@ def test_a_latency_target_is_met_by_the_table_and_resumes_with_it(monkeypatch, c
 
 
 def test_a_table_of_another_machine_is_pursued(tmp_path, monkeypatch):
-    table = latency_table(chain(), EXAMPLE, batch=1)
+    table = made_up_table()
     table.save(tmp_path / "device.json")
     monkeypatch.setattr("softprune.budget.measures.measure_latency", None)  # nothing is measured again
     for given in (table, asdict(table), str(tmp_path / "device.json")):
-        pruner = sp.SoftPruner(chain(), EXAMPLE, target={"latency": 0.99}, total_steps=10, latency_table=given)
+        pruner = sp.SoftPruner(chain(), EXAMPLE, target={"latency": 0.8}, total_steps=10, latency_table=given)
         assert pruner.budget.measure.table == table
         assert pruner.budget.dense == pytest.approx(table.dense_ms, rel=0.01)
-    ranked = L1Pruner(chain(), EXAMPLE, target={"latency": 0.99}, latency_table=table)
+    ranked = L1Pruner(chain(), EXAMPLE, target={"latency": 0.8}, latency_table=table)
     assert ranked.status.limit == pruner.budget.limit
 
 
@@ -242,7 +257,7 @@ def test_a_table_that_does_not_fit_is_refused(settings, message):
 
 
 def test_a_table_of_another_network_is_refused():
-    wide = Grid((1, 3), (1, 32), ((0.5, 0.5), (0.5, 1.0)))
-    table = made_up_table(layers={"0": wide}, norms={}, dense_ms=3.5)
+    wide = Grid([1, 3], [1, 32], [[0.5, 0.5], [0.5, 1.0]])
+    table = made_up_table(layers={"0": wide}, norms={})
     with pytest.raises(ConfigError, match=r"Got one whose layer '0' is missing here or has another width"):
         sp.SoftPruner(chain(), EXAMPLE, target={"latency": 0.9}, total_steps=10, latency_table=table)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from softprune.bench import Runtime
 from softprune.budget.latency import Grid, LatencyTable
 from softprune.errors import ConfigError
 from softprune.lab.config.method import MethodConfig
@@ -64,14 +65,14 @@ def figures(run: Path):
 
 
 def test_a_run_with_a_latency_target_goes_on_where_it_would_be_refused(config, tmp_path, monkeypatch):
-    layers = {name: Grid((1, i), (1, o), ((0.1, 0.5), (0.5, 1.0))) for name, i, o in (("3", 16, 24), ("6", 24, 32))}
-    table = LatencyTable("eager", "cpu", 1, 1, layers, {}, {}, dense_ms=2.0, rest_ms=0.0, scale=1.0)
+    layers = {name: Grid([1, i], [1, o], [[0.1, 0.5], [0.5, 1.0]]) for name, i, o in (("3", 16, 24), ("6", 24, 32))}
+    table = LatencyTable(Runtime(), "cpu", layers, {}, {}, [0.0, 2.0], [0.0, 2.0])
     measure = "softprune.budget.measures.measure_latency"
     with monkeypatch.context() as patch:
-        patch.setattr(measure, lambda graph, model, example, *, batch: table)
+        patch.setattr(measure, lambda *_: table)
         start(config("method.target.latency=0.8"), tmp_path / "run", device="cpu", listener=StopAfter(patch, 5))
-    slow = replace(table, dense_ms=20.0, rest_ms=18.0)
-    monkeypatch.setattr(measure, lambda graph, model, example, *, batch: slow)
+    slow = replace(table, whole_ms=[18.0, 20.0])
+    monkeypatch.setattr(measure, lambda *_: slow)
     with pytest.raises(ConfigError, match="must be within reach"):
         start(config("method.target.latency=0.8"), tmp_path / "new", device="cpu")
     table.save("device.json")

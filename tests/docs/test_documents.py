@@ -28,7 +28,7 @@ DOCUMENTS = [
     "docs/budgets.md",
     "docs/distillation.md",
     "docs/export.md",
-    "docs/bench.md",
+    "docs/speed.md",
     "docs/one-shot.md",
     "docs/sites.md",
     "docs/own-model.md",
@@ -49,7 +49,7 @@ SHORTER = {
         "batches=[1, 32], repeats=5": "batches=[1, 32], repeats=1",
         "--repeats 5": "--repeats 1",
     },
-    "docs/bench.md": {"repeats=5": "repeats=1"},
+    "docs/speed.md": {"repeats=5": "repeats=1"},
     "README.md": {"epochs = 10": "epochs = 3"},
 }
 """Numbers of a document that a test makes smaller: `benchmarks/guides.py` runs the guides as they stand."""

@@ -18,13 +18,13 @@ ORDER = [
     {"costs"},
     {"masks"},
     {"cut"},
+    {"export"},
+    {"bench"},
     # Before the methods: a pruner with a target has a budget, which needs no more of it than graph, masks and cut.
     {"budget"},
     {"methods"},
     {"models"},
-    {"export"},
     {"integrations"},
-    {"bench"},
     {"lab"},
 ]
 LEVEL = {package: level for level, packages in enumerate(ORDER) for package in packages}

@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 import softprune
-from softprune.export import to_torch_export
+from softprune.export import to_onnx
 from softprune.lab.cli import main
 from softprune.lab.config.recipes import load_recipe
 from softprune.lab.report import render_run
@@ -126,7 +126,7 @@ def _save(path: Path, overrides: tuple[str, ...]) -> None:
 
 
 def _export(path: Path, overrides: tuple[str, ...]) -> None:
-    to_torch_export(_compact(), torch.zeros(1, 1, 8, 8), path / "network.pt2")
+    to_onnx(_compact(), torch.zeros(1, 1, 8, 8), path / "network.onnx")
 
 
 def _report(path: Path, overrides: tuple[str, ...]) -> None:

@@ -128,7 +128,7 @@ class Folders:
 
     def __init__(self, action: str, work: Path) -> None:
         self.action, self.work = action, work
-        self.files = {"save": "network.safetensors", "export": "network.pt2", "report": "report.html"}
+        self.files = {"save": "network.safetensors", "export": "network.onnx", "report": "report.html"}
 
     def fresh(self, name: str) -> Path:
         """Return the folder ``name`` in the state in which the action begins."""

@@ -1,85 +1,105 @@
-"""Latency by table: the time of each layer at some widths on this machine, interpolated between them.
+"""Latency by table: the time of each layer at the widths that a cut can have, corrected by whole networks.
 
-A target needs the latency of thousands of cuts that are never built. The table has, for every convolution and linear
-layer, the time at five input by five output widths; for every BatchNorm (with a ReLU) and for an index on its channels
-the time at five widths; and what the whole dense network takes beyond the sum of its parts, which is taken as fixed.
+A target needs the latency of thousands of cuts that are never built. The table has, in the runtime that the network is
+for, the time of every convolution and linear layer at some input by some output widths, of every BatchNorm with a ReLU,
+and of an index on channels. The sum over the layers of a cut is corrected by what the dense network and two real cuts
+take as a whole, which also have launches, fusion and additions.
 """
 
 from __future__ import annotations
 
 import copy
+import functools
 import json
+import logging
 import os
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 
-from softprune.cut import ModuleCut, PrunePlan, plain_copy
-from softprune.devices import time_ms
-from softprune.errors import ConfigError, ModelError, first_line
-from softprune.graph import ChannelGraph, trace
+from softprune.bench import Runtime, paired_ratio
+from softprune.cut import ModuleCut, PrunePlan, make_plan, plain_copy
+from softprune.cut.apply import cut_
+from softprune.cut.selection import read_graph
+from softprune.devices import IMAGE_CHANNELS, Call, seconds, synchronizer
+from softprune.errors import ConfigError, ModelError, first_line, import_optional
+from softprune.graph import ChannelGraph
 from softprune.graph.channels import LayerOp, NormOp
+from softprune.graph.modules import Select
 from softprune.graph.reader import Example, ExampleLike
 from softprune.io import write_atomically
 from softprune.log import get_logger
-from softprune.module_state import evaluating
 
 logger = get_logger(__name__)
 
-_SHARES = (0.25, 0.5, 0.75, 1.0)
+POINTS = 6
+"""Widths at which a layer is measured, at most."""
+LARGE = 2**24
+"""Layers of more weights are measured at three widths, for the sake of memory."""
+TRIAL_SHARES = (0.45, 0.7)
+"""The shares of the channels that the trial cuts keep, of every site."""
+CLOSE = 0.05
+"""By how much the compact network may differ from the table without a warning."""
+_ROUNDS, _ROUND_SECONDS = 5, 0.002
+_CAPTURED = 10
+"""Calls in a CUDA graph, so that its launch takes no time."""
+
+Part = tuple[Any, Tensor]
+"""A module with its input."""
 
 
 @dataclass(frozen=True)
 class Grid:
     """Milliseconds at some input widths (rows) and output widths (columns); one row if only the outputs matter."""
 
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
-    ms: tuple[tuple[float, ...], ...]
+    inputs: list[int]
+    outputs: list[int]
+    ms: list[list[float]]
 
     def __call__(self, inputs: int, outputs: int) -> float:
-        """The time at two widths; below the smallest measured width it is the time there."""
-        by_row = [float(np.interp(outputs, self.outputs, row)) for row in self.ms]
-        return float(np.interp(inputs, self.inputs, by_row))
+        """Return the time at two widths; below the smallest measured width it is the time there."""
+        return float(np.interp(inputs, self.inputs, [np.interp(outputs, self.outputs, row) for row in self.ms]))
 
     @classmethod
     def total(cls, calls: Sequence[Grid]) -> Grid:
-        """The sum over the calls of one layer."""
-        total = np.sum([call.ms for call in calls], axis=0)
-        return cls(calls[0].inputs, calls[0].outputs, tuple(map(tuple, total.tolist())))
+        """Return the sum over the calls of one layer."""
+        return cls(calls[0].inputs, calls[0].outputs, np.sum([call.ms for call in calls], axis=0).tolist())
 
 
 @dataclass(frozen=True)
 class LatencyTable:
     """The latency of any cut of one network, as measured on one machine. Call it with a plan."""
 
-    backend: str
+    runtime: Runtime
     device: str
-    batch: int | None
-    threads: int
     layers: dict[str, Grid]
     """Convolutions and linear layers, by width in and width out."""
     norms: dict[str, Grid]
-    """BatchNorms with a ReLU, by width."""
+    """BatchNorms with a ReLU, by width. Empty for a runtime that makes them part of the layers."""
     indices: dict[str, Grid]
     """A constant index in front of a layer or BatchNorm that may have one, by the number of channels that it picks."""
-    dense_ms: float
-    """The whole dense network, measured."""
-    rest_ms: float
-    """What it takes beyond its parts; the same for every cut."""
-    scale: float
-    """Below 1 where the parts together take longer than the network."""
+    parts_ms: list[float]
+    """The sums over the parts of the networks that were measured, from 0 for none to the dense network."""
+    whole_ms: list[float]
+    """What these networks take."""
 
     def __call__(self, plan: PrunePlan) -> float:
-        """Milliseconds of the network that `plan` leaves, by the table."""
-        return self.rest_ms + self.scale * self._parts(plan.modules)
+        """Return the milliseconds of the network that `plan` leaves, by the table."""
+        return float(np.interp(self.parts(plan.modules), self.parts_ms, self.whole_ms))
 
-    def _parts(self, modules: Mapping[str, ModuleCut]) -> float:
+    @property
+    def dense_ms(self) -> float:
+        return self.whole_ms[-1]
+
+    def parts(self, modules: Mapping[str, ModuleCut]) -> float:
+        """Return the sum over the layers of a cut."""
         total = 0.0
         for name, cut in modules.items():
             grid = self.layers.get(name) or self.norms.get(name)
@@ -101,7 +121,9 @@ class LatencyTable:
             return source
         try:
             fields = source if isinstance(source, Mapping) else json.loads(Path(source).read_text(encoding="utf-8"))
-            return cls(**{**fields, **{kind: _grids(fields[kind]) for kind in ("layers", "norms", "indices")}})
+            kinds = {key: fields[key] for key in ("layers", "norms", "indices")}
+            grids = {key: {name: Grid(**each) for name, each in kind.items()} for key, kind in kinds.items()}
+            return cls(**{**fields, **grids, "runtime": Runtime(**fields["runtime"])})
         except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
             name = "other fields" if isinstance(source, Mapping) else repr(source)
             raise ConfigError(
@@ -121,181 +143,243 @@ class LatencyTable:
                 "another width; measure this network with softprune.budget.latency_table(model, example)."
             )
 
-    def report(self, plan: PrunePlan, compact: nn.Module, example: Example) -> float:
-        """Log what the cut network takes beside what the table says; returns the measured milliseconds."""
-        call = example.to_model(compact)
-        call = call if self.batch is None else call.with_batch(self.batch)
-        device = next(compact.parameters()).device
-        with evaluating(compact):
-            measured = time_ms(lambda: compact(*call.args, **call.kwargs), device)
-        logger.info(
-            "latency: %.3f ms by the table (%s), %.3f ms measured here; dense %.3f ms",
-            self(plan),
-            self.device,
-            measured,
-            self.dense_ms,
+    def report(self, plan: PrunePlan, compact: nn.Module, example: Example) -> float | None:
+        """Log what the cut network takes, if this is the device of the table; return the measured milliseconds."""
+        expected = self(plan)
+        if self.device != _device_name(self.runtime):
+            logger.info("latency: %.3f ms by the table of %s; dense %.3f ms", expected, self.device, self.dense_ms)
+            return None
+        measured = min(self.runtime.time({"compact": compact}, example)["compact"].blocks)
+        logger.log(
+            logging.WARNING if abs(measured - expected) > CLOSE * expected else logging.INFO,
+            "latency: %.3f ms by the table, %.3f ms measured here in %s; dense %.3f ms",
+            *(expected, measured, self.runtime.backend, self.dense_ms),
         )
         return measured
-
-
-def _grids(fields: Mapping[str, Any]) -> dict[str, Grid]:
-    """Return the grids of layers from their fields."""
-    return {
-        str(name): Grid(tuple(each["inputs"]), tuple(each["outputs"]), tuple(map(tuple, each["ms"])))
-        for name, each in fields.items()
-    }
 
 
 TableLike = LatencyTable | Mapping[str, Any] | str | os.PathLike[str]
 """A table, its fields, or the path of its file."""
 
 
-def latency_table(model: nn.Module, example: ExampleLike, *, batch: int | None = None) -> LatencyTable:
-    """Measure the layers of a model where it is, for targets of latency that are pursued on another machine.
+def latency_table(
+    model: nn.Module, example: ExampleLike, *, runtime: Runtime | None = None, round_to: int = 1
+) -> LatencyTable:
+    """Measure a model for targets of latency in another runtime, or on another machine than that of the training.
 
-    `batch`: samples per call; as many as `example` has by default.
+    Args:
+        model: The network, before pruning.
+        example: An input: a tensor, a tuple of arguments, or (args, kwargs).
+        runtime: How the network will run. Default: eager PyTorch where the model is, in its precision, for as many
+            samples as `example` has.
+        round_to: The multiple of channels that the pruner will have.
     """
-    return measure_latency(trace(model, example), model, example, batch=batch)
+    runtime = runtime or own_runtime(model, Example.of(example))
+    return measure_latency(read_graph(model, example), model, example, runtime, round_to)
+
+
+def own_runtime(model: nn.Module, example: Example, batch: int | None = None) -> Runtime:
+    """Return eager PyTorch where a model is, in its precision."""
+    if batch is not None and example.batch_size() is None:
+        raise ModelError(
+            "A batch size can be chosen where all tensors of the example share their first dimension. "
+            "Got others; pass an example of the size you want instead."
+        )
+    like, batch = next(model.parameters()), batch or example.batch_size() or 1
+    return Runtime(device=str(like.device), dtype=str(like.dtype).removeprefix("torch."), batch=batch)
 
 
 @torch.no_grad()
 def measure_latency(
-    graph: ChannelGraph, network: nn.Module, example: ExampleLike, *, batch: int | None = None
+    graph: ChannelGraph, network: nn.Module, example: ExampleLike, runtime: Runtime, round_to: int
 ) -> LatencyTable:
-    """Measure the layers of `network`, masked or not, where it is, in eval mode and in PyTorch's eager mode.
-
-    `batch`: samples per call; as many as `example` has by default.
-    """
-    call = Example.of(example).to_model(network)
-    if batch is not None:
-        if call.batch_size() is None:
-            raise ModelError(
-                "A batch size can be chosen where all tensors of the example share their first dimension. "
-                "Got others; pass an example of the size you want instead."
-            )
-        call = call.with_batch(batch)
+    """Measure the layers of `network`, masked or not, and whole networks in eval mode. See :func:`latency_table`."""
     plain = plain_copy(network).eval()
-    shapes = _input_shapes(plain, call)
-    like = next(plain.parameters())
-    bench, device = _Bench(like), like.device
+    call = Example.of(example).to_model(plain)
+    call = call if call.batch_size() is None else call.with_batch(runtime.batch)
+    shapes: dict[Any, list[tuple[int, ...]]] = {}
+
+    def note(module: nn.Module, args: tuple[Any, ...]) -> None:
+        if args and isinstance(args[0], Tensor):
+            shapes.setdefault(module, []).append(tuple(args[0].shape))
+
+    with register_module_forward_pre_hook(note):
+        plain(*call.args, **call.kwargs)
     layers, norms, indices = {}, {}, {}
+    parts = _Parts(runtime, round_to)
     records: list[LayerOp | NormOp] = [*graph.layers, *graph.norms]
-    for record in records:
-        # A layer may be called at several sizes, as the heads of a pyramid, and by modules that share its weights.
-        names = dict.fromkeys(use.module for use in record.uses)
-        calls = [(plain.get_submodule(name), shape) for name in names for shape in shapes.get(name, ())]
-        # A layer whose weight is used outside its module is no call that could be timed: part of the rest.
-        if not calls:
-            continue
-        if isinstance(record, LayerOp):
-            layers[record.name] = Grid.total([bench.layer(record, module, shape) for module, shape in calls])
-        else:
-            norms[record.name] = Grid.total([bench.widths(shape, _normalise) for _, shape in calls])
-        if record.selectable:
-            indices[record.name] = Grid.total([bench.widths(shape, _pick) for _, shape in calls])
-    dense_ms = time_ms(lambda: plain(*call.args, **call.kwargs), device)
-    parts = sum(grid.ms[-1][-1] for grid in (*layers.values(), *norms.values()))
-    logger.info("latency: %.3f ms measured, %.3f ms in %d parts", dense_ms, parts, len(layers) + len(norms))
-    return LatencyTable(
-        backend="eager",
-        device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-        batch=call.batch_size(),
-        threads=torch.get_num_threads(),
-        layers=layers,
-        norms=norms,
-        indices=indices,
-        dense_ms=dense_ms,
-        rest_ms=max(dense_ms - parts, 0.0),
-        scale=min(dense_ms / max(parts, 1e-9), 1.0),
+    with runtime.threads_set():
+        for record in records:
+            # A layer may be called at several sizes, as the heads of a pyramid, and by modules that share its weights.
+            modules = [plain.get_submodule(name) for name in dict.fromkeys(use.module for use in record.uses)]
+            calls = [(module, shape) for module in modules for shape in shapes.get(module, ())]
+            # A layer whose weight is used outside its module is no call that could be timed: part of the rest.
+            if not calls:
+                continue
+            if isinstance(record, LayerOp):
+                layers[record.name] = Grid.total([parts.layer(record, module, shape) for module, shape in calls])
+            elif runtime.backend != "onnxruntime":  # which folds it into the layer before
+                norms[record.name] = Grid.total([parts.widths(_Normalise, shape) for _, shape in calls])
+            if record.selectable:
+                indices[record.name] = Grid.total([parts.widths(_select, shape) for _, shape in calls])
+    table = LatencyTable(runtime, _device_name(runtime), layers, norms, indices, [], [])
+    plans = {1.0: make_plan(graph, network, {})}
+    for share in TRIAL_SHARES:
+        counts = {site.name: -(-max(1, round(share * site.width)) // round_to) * round_to for site in graph.sites}
+        masks = {site.name: torch.arange(site.width) < counts[site.name] for site in graph.sites}
+        plans[share] = make_plan(graph, network, masks, round_to=round_to)
+    networks = {str(share): plain_copy(network, functools.partial(cut_, plan)) for share, plan in plans.items()}
+    found = runtime.time(networks, call)
+    dense = found["1.0"]
+    # Ratios of neighbouring blocks, since other load on the machine affects both.
+    whole = {share: min(dense.blocks) * paired_ratio(found[str(share)], dense).median for share in plans}
+    sums = {share: table.parts(plan.modules) for share, plan in plans.items()}
+    useful = sorted((share for share in plans if share == 1 or sums[share] < sums[1.0]), key=lambda share: sums[share])
+    # A cut that is slower than the dense network gains nothing.
+    times = np.minimum.accumulate([whole[share] for share in reversed(useful)])[::-1].tolist()
+    least = [sums[share] for share in useful]
+    logger.info(
+        "latency in %s on %s, batch %d: %s ms with these shares of the channels; the parts take %.3f of %.3f ms",
+        *(runtime.backend, table.device, runtime.batch),
+        ", ".join(f"{share:g}: {ms:.3f}" for share, ms in whole.items()),
+        *(sums[1.0], whole[1.0]),
     )
+    slope = (times[1] - times[0]) / (least[1] - least[0]) if len(least) > 1 else 1.0
+    start = max(times[0] - slope * least[0], 0.0)
+    return LatencyTable(runtime, table.device, layers, norms, indices, [0.0, *least], [start, *times])
 
 
-def _input_shapes(network: nn.Module, call: Example) -> dict[str, list[tuple[int, ...]]]:
-    """Return the shapes of the first argument of every call of every module."""
-    shapes: dict[str, list[tuple[int, ...]]] = {}
-    handles = []
-    for name, module in network.named_modules():
-
-        def note(module: nn.Module, args: tuple[Any, ...], name: str = name) -> None:
-            if args and isinstance(args[0], Tensor):
-                shapes.setdefault(name, []).append(tuple(args[0].shape))
-
-        handles.append(module.register_forward_pre_hook(note))
-    network(*call.args, **call.kwargs)
-    for handle in handles:
-        handle.remove()
-    return shapes
+def _device_name(runtime: Runtime) -> str:
+    return torch.cuda.get_device_name(runtime.device) if runtime.on_gpu and torch.cuda.is_available() else "cpu"
 
 
-def _widths(width: int) -> tuple[int, ...]:
-    return tuple(sorted({1, *(max(1, round(share * width)) for share in _SHARES)}))
+def measured_widths(width: int, multiple: int, points: int = POINTS) -> list[int]:
+    """Return the widths to measure: multiples, and without a multiple odd widths, as a cut has nearly everywhere."""
+    if width <= IMAGE_CHANNELS:
+        return [width]
+    every = sorted({*range(multiple, width, multiple if multiple > 1 else 2), width})
+    return [every[round(at)] for at in np.linspace(0, len(every) - 1, min(points, len(every)))]
 
 
-class _Bench:
-    """Times layers over their widths on the device and in the precision of a tensor, layers of one shape once."""
+class _Normalise(nn.Module):
+    """A BatchNorm with a ReLU on the first channels."""
 
-    def __init__(self, like: Tensor) -> None:
-        self.device = like.device
-        self._kind: dict[str, Any] = {"device": like.device, "dtype": like.dtype}
+    def __init__(self, width: int, x: Tensor) -> None:
+        super().__init__()
+        self.x, self.ones = x[:, :width].clone(memory_format=torch.preserve_format), x.new_ones(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(nn.functional.batch_norm(self.x, self.ones, self.ones, self.ones, self.ones))
+
+
+def _select(width: int, x: Tensor) -> nn.Module:
+    return Select(torch.arange(width), x.shape[1]).to(x.device)
+
+
+class _Parts:
+    """Times the parts of a network over their widths in a runtime, those of one shape once."""
+
+    def __init__(self, runtime: Runtime, multiple: int) -> None:
+        self.runtime, self.multiple = runtime, multiple
         self._known: dict[Any, Grid] = {}
 
     def layer(self, record: LayerOp, module: nn.Module, shape: tuple[int, ...]) -> Grid:
-        """A layer. Groups keep their number, and a depthwise layer its one channel for each group."""
+        """Return the times of a layer. Groups keep their number, and a depthwise layer its one channel for each."""
         key = (repr(module), shape)
-        if key in self._known:
-            return self._known[key]
-        groups, width_in, width_out = record.groups, len(record.inputs), len(record.outputs)
-        if groups > 1 and groups == width_in:
-            inputs = _widths(width_in)
-            outputs = tuple(width_out // width_in * width for width in inputs)
-            rows = [[self._layer_ms(record, module, shape, *at, at[0]) for at in zip(inputs, outputs, strict=True)]]
-            inputs = (1,)
-        else:
-            inputs = tuple(groups * width for width in _widths(width_in // groups))
-            outputs = tuple(groups * width for width in _widths(width_out // groups))
-            rows = [[self._layer_ms(record, module, shape, i, o, groups) for o in outputs] for i in inputs]
-        self._known[key] = _rising(inputs, outputs, rows)
+        if key not in self._known:
+            groups, width_in, width_out = record.groups, len(record.inputs), len(record.outputs)
+            points_a_side = POINTS if cast(Tensor, module.weight).numel() < LARGE else 3
+            if groups > 1 and groups == width_in:
+                rows, inputs = measured_widths(width_in, self.multiple), [1]
+                outputs = [width_out // width_in * width for width in rows]
+                points = [(i, o, i) for i, o in zip(rows, outputs, strict=True)]
+            else:
+                multiple = max(self.multiple // groups, 1)
+                inputs = [groups * width for width in measured_widths(width_in // groups, multiple, points_a_side)]
+                outputs = [groups * width for width in measured_widths(width_out // groups, multiple, points_a_side)]
+                points = [(i, o, groups) for i in inputs for o in outputs]
+            times = self._times([self._resized(record, module, shape, *point) for point in points])
+            self._known[key] = Grid(inputs, outputs, np.reshape(times, (len(inputs), -1)).tolist())
         return self._known[key]
 
-    def _layer_ms(
+    def _resized(
         self, record: LayerOp, module: nn.Module, shape: tuple[int, ...], inputs: int, outputs: int, groups: int
-    ) -> float:
+    ) -> Part:
         trial: Any = copy.deepcopy(module)
         kernel = trial.weight.shape[2:]
-        sides = (outputs, inputs // groups)
-        if record.kind == "conv_transpose":
-            sides = (inputs, outputs // groups)
-        trial.weight = nn.Parameter(torch.randn(*sides, *kernel, **self._kind))
-        if trial.bias is not None:
-            trial.bias = nn.Parameter(torch.zeros(outputs, **self._kind))
+        sides = (inputs, outputs // groups) if record.kind == "conv_transpose" else (outputs, inputs // groups)
+        trial.weight = nn.Parameter(self.runtime.place(torch.randn(*sides, *kernel)))
+        trial.bias = None
         if record.kind != "linear":
             trial.groups = groups
         place = len(shape) - 1 - len(kernel)
-        x = torch.randn(*shape[:place], inputs, *shape[place + 1 :], **self._kind)
-        return time_ms(lambda: trial(x), self.device)
+        return trial, self.runtime.place(torch.randn(*shape[:place], inputs, *shape[place + 1 :]))
 
-    def widths(self, shape: tuple[int, ...], build: Callable[[int, Tensor], Callable[[], object]]) -> Grid:
-        """What `build` makes of a number of channels and an input."""
-        key = (build, shape)
-        if key not in self._known:
-            x = torch.randn(*shape, **self._kind)
-            widths = _widths(shape[1])
-            self._known[key] = _rising((1,), widths, [[time_ms(build(width, x), self.device) for width in widths]])
-        return self._known[key]
+    def widths(self, kind: Callable[[int, Tensor], nn.Module], shape: tuple[int, ...]) -> Grid:
+        """Return the times of a BatchNorm or an index over the channels."""
+        if (kind, shape) not in self._known:
+            x, widths = self.runtime.place(torch.randn(*shape)), measured_widths(shape[1], self.multiple)
+            self._known[kind, shape] = Grid([1], widths, [self._times([(kind(width, x), x) for width in widths])])
+        return self._known[kind, shape]
+
+    def _times(self, parts: Sequence[Part]) -> list[float]:
+        """Return the least milliseconds of each part over several rounds, in which they take turns."""
+        runtime, repeated = self.runtime, 1
+        if runtime.backend == "onnxruntime":
+            return _onnx_times(parts, runtime.threads)
+        wait = synchronizer(torch.device(runtime.device))
+        calls: list[Call] = [functools.partial(part, x) for part, x in parts]
+        if runtime.on_gpu and runtime.backend != "eager":
+            repeated = _CAPTURED
+            calls = [runtime.captured(call, repeated) for call in calls]
+        for call in calls:
+            seconds(call, 2, wait)
+        counts = [max(1, round(_ROUND_SECONDS / max(seconds(call, 1, wait), 1e-7))) for call in calls]
+        rounds = [[seconds(*each, wait) for each in zip(calls, counts, strict=True)] for _ in range(_ROUNDS)]
+        return cast(list[float], (1000 * np.min(rounds, axis=0) / counts / repeated).tolist())
 
 
-def _normalise(width: int, x: Tensor) -> Callable[[], object]:
-    part = x[:, :width].contiguous()
-    ones, zeros = x.new_ones(width), x.new_zeros(width)
-    return lambda: torch.relu(torch.nn.functional.batch_norm(part, zeros, ones, ones, zeros))
+def _onnx_times(parts: Sequence[Part], threads: int) -> list[float]:
+    """Return the least milliseconds of operators, by the profiler: without what converts memory formats around them."""
+    if len(parts) > 1 and sum(part.weight.numel() for part, _ in parts if hasattr(part, "weight")) > 2**28:
+        half = len(parts) // 2  # a file has less than 2 GB
+        return _onnx_times(parts[:half], threads) + _onnx_times(parts[half:], threads)
+    onnx, runtime = (import_optional(name, "ONNX", "onnx onnxscript onnxruntime") for name in ("onnx", "onnxruntime"))
+    nodes, constants, feed = [], [], {f"x{number}": x.numpy() for number, (_, x) in enumerate(parts)}
+    for number, (part, _) in enumerate(parts):
+        operator, constant, attributes = _operator(part)
+        constants.append(onnx.numpy_helper.from_array(constant.contiguous().numpy(), f"w{number}"))
+        names = [f"x{number}", f"w{number}"], [f"y{number}"]
+        nodes.append(onnx.helper.make_node(operator, *names, name=f"y{number}", **attributes))
+    kind = onnx.TensorProto.FLOAT
+    inputs = [onnx.helper.make_tensor_value_info(name, kind, x.shape) for name, x in feed.items()]
+    outputs = [onnx.helper.make_tensor_value_info(node.name, kind, None) for node in nodes]
+    graph = onnx.helper.make_graph(nodes, "parts", inputs, outputs, constants)
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=10)
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level, options.enable_profiling = threads, 3, True
+    with tempfile.TemporaryDirectory() as folder:
+        options.profile_file_prefix = f"{folder}/profile"
+        session = runtime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        for _ in range(4 * _ROUNDS):
+            session.run(None, feed)
+        events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
+    least: dict[str, float] = {}
+    for event in (event for event in events if event["name"].endswith("_kernel_time")):
+        name = event["name"].removesuffix("_kernel_time").removesuffix("_nchwc")
+        least[name] = min(event["dur"] / 1000, least.get(name, np.inf))
+    return [least[node.name] for node in nodes]
 
 
-def _pick(width: int, x: Tensor) -> Callable[[], object]:
-    index = torch.arange(width, device=x.device)
-    return lambda: x.index_select(1, index)
-
-
-def _rising(inputs: tuple[int, ...], outputs: tuple[int, ...], ms: list[list[float]]) -> Grid:
-    """Times that never fall with a width: a narrower layer that seems slower was measured on a busy machine."""
-    steady = np.minimum.accumulate(np.minimum.accumulate(np.array(ms)[::-1, ::-1], axis=0), axis=1)[::-1, ::-1]
-    return Grid(inputs, outputs, tuple(tuple(float(value) for value in row) for row in steady))
+def _operator(part: Any) -> tuple[str, Tensor, dict[str, Any]]:
+    """Return the ONNX operator of a part, its constant and its attributes."""
+    if isinstance(part, Select):
+        return "Gather", part.index, {"axis": 1}
+    if isinstance(part, nn.Linear):
+        return "MatMul", part.weight.detach().T, {}
+    attributes: dict[str, Any] = {"group": part.groups, "strides": part.stride, "dilations": part.dilation}
+    if isinstance(part.padding, str):
+        attributes["auto_pad"] = "SAME_UPPER" if part.padding == "same" else "VALID"
+    else:
+        attributes["pads"] = [*part.padding, *part.padding]
+    return "ConvTranspose" if part.transposed else "Conv", part.weight.detach(), attributes

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from softprune.budget.latency import LatencyTable, TableLike, measure_latency
+from softprune.budget.latency import LatencyTable, TableLike, measure_latency, own_runtime
 from softprune.cut import PrunePlan, make_plan
 from softprune.errors import ConfigError, is_integer
 from softprune.graph import ChannelGraph
@@ -105,7 +105,9 @@ class Latency(Measure):
     def __init__(self, prunable: PrunableNetwork, batch: int | None = None, table: TableLike | None = None) -> None:
         super().__init__(prunable)
         if table is None:
-            self.table = measure_latency(prunable.graph, prunable.model, prunable.example, batch=batch)
+            model, example = prunable.model, prunable.example
+            how = own_runtime(model, example, batch)
+            self.table = measure_latency(prunable.graph, model, example, how, prunable.round_to)
         else:
             self.table = LatencyTable.read(table)
             self.table.check(prunable.graph)
@@ -119,8 +121,8 @@ class Latency(Measure):
     def floor_hint(self) -> str:
         table = self.table
         return (
-            f" Of the dense {table.dense_ms:.4g} ms, {table.rest_ms:.4g} ms belong to no layer, and layers of one "
-            "channel take time, too: measure on an idle machine, or give a larger latency_batch, at which channels "
+            f" Of the dense {table.dense_ms:.4g} ms, {table.whole_ms[0]:.4g} ms belong to no layer, and narrow "
+            "layers take time, too: measure on an idle machine, or give a larger latency_batch, at which channels "
             "take a larger share."
         )
 

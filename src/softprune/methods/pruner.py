@@ -14,10 +14,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from softprune.budget import Budget, BudgetStatus, Limit, PrunableNetwork
-from softprune.costs import fastest_multiple, fitting_multiple
 from softprune.cut import Certificate, PrunePlan, coupled_sites, cut_and_verify, make_plan, required_sites, without_gc
 from softprune.cut.selection import read_graph
-from softprune.devices import computed_by_rank0
+from softprune.devices import default_multiple, fitting_multiple
 from softprune.errors import ConfigError, ModelError, first_few, is_bool
 from softprune.graph import ChannelGraph, ExampleLike, Site
 from softprune.log import get_logger
@@ -156,8 +155,12 @@ class Pruner(HookOwner):
         """Groups of sites of which only the channels that all of them keep remain."""
         if round_to == "auto":
             widths = [site.width for site in self.graph.sites]
-            multiple = computed_by_rank0(lambda: fastest_multiple(device), device)
-            round_to = fitting_multiple(multiple, widths, len(self.required))
+            round_to = fitting_multiple(default_multiple(device), widths, len(self.required))
+            logger.info(
+                'round_to="auto": widths are multiples of %d, which %s computes fast; round_to=1 allows all widths',
+                round_to,
+                "a GPU" if device.type == "cuda" else "a CPU",
+            )
         self.round_to, self.min_channels = int(round_to), int(min_channels)
         self.clock = Clock(options.get("seed", 0), device)
         self._given_strength = float(strength)

@@ -10,13 +10,9 @@ OWN = ("--model", "tiny_networks:tiny")
 """The network of the tiny run, whose folder alone may not name code."""
 
 
-@pytest.mark.parametrize("format", ["onnx", "pt2"])
-def test_export_checks_the_file_and_prints_sizes(softprune, finished: Path, tmp_path: Path, format: str) -> None:
-    if format == "onnx":
-        pytest.importorskip("onnxruntime", reason='the "onnx" extra is not installed')
-        pytest.importorskip("onnxscript", reason='the "onnx" extra is not installed')
-    file = tmp_path / f"small.{format}"
-    result = softprune("export", str(finished), *OWN, "--format", format, "--fold-bn", "--out", str(file))
+def test_export_checks_the_file_and_prints_sizes(softprune, finished: Path, tmp_path: Path) -> None:
+    file = tmp_path / "small.onnx"
+    result = softprune("export", str(finished), *OWN, "--fold-bn", "--out", str(file))
     assert result.exit_code == 0, result.output
     rows = {line.split()[0]: line.split() for line in result.output.splitlines() if line}
     assert int(rows["compact"][1].replace(",", "")) == file.stat().st_size
@@ -26,22 +22,22 @@ def test_export_checks_the_file_and_prints_sizes(softprune, finished: Path, tmp_
 
 def test_export_into_a_folder_that_cannot_be(softprune, finished: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    result = softprune("export", str(finished), *OWN, "--format", "pt2", "--out", str(tmp_path / "file" / "small.pt2"))
+    result = softprune("export", str(finished), *OWN, "--out", str(tmp_path / "file" / "small.onnx"))
     assert result.exit_code not in (0, 1), result.output
-    assert "The folder of small.pt2 must be writable" in result.stderr
+    assert "The folder of small.onnx must be writable" in result.stderr
     assert "then export again" in result.stderr
 
 
 def test_export_of_a_compact_network_outside_its_run(softprune, finished: Path, tmp_path: Path) -> None:
     shutil.copy(finished / "compact.safetensors", tmp_path / "small.safetensors")
-    alone = softprune("export", "small", "--format", "pt2")
+    alone = softprune("export", "small")
     assert alone.exit_code == 2
     assert "--model" in alone.stderr
     # The file notes the shape of the images.
-    whole = softprune("export", "small", "-f", "pt2", "--model", "tiny_networks:tiny")
+    whole = softprune("export", "small", "--model", "tiny_networks:tiny")
     assert whole.exit_code == 0, whole.output
-    assert (tmp_path / "small.pt2").is_file()
-    other = softprune("export", "small", "-f", "pt2", "--model", "vgg16")
+    assert (tmp_path / "small.onnx").is_file()
+    other = softprune("export", "small", "--model", "vgg16")
     assert other.exit_code == 2
     assert "must be the one that was pruned" in other.stderr
 
@@ -111,7 +107,6 @@ def test_a_device_that_is_not_there_is_named(softprune, finished: Path, device: 
     ("arguments", "message"),
     [
         (("export", "nowhere"), "compact.safetensors"),
-        (("export", "nowhere", "--format", "tflite"), "--format must be onnx or pt2"),
         (("bench", "nowhere", "--batch", "one"), "--batch must be whole numbers"),
         (("bench", "nowhere", "--batch", "1,²"), "--batch must be whole numbers"),
         (("bench", "nowhere", "--batch", "9" * 5000), "--batch must be whole numbers"),

@@ -12,10 +12,7 @@ OWN = ("--model", "tiny_networks:tiny")
     ("arguments", "expected"),
     [
         (("compact", "RUN", *OWN, "--out", "small"), {"file", "dense", "compact"}),
-        (
-            ("export", "RUN", *OWN, "--format", "pt2", "--out", "small.pt2"),
-            {"path", "format", "bytes", "dense_bytes", "runtime", "max_difference"},
-        ),
+        (("export", "RUN", *OWN, "--out", "small.onnx"), {"path", "bytes", "dense_bytes", "runtime", "max_difference"}),
         (("bench", "RUN", *OWN, "--batch", "1", "--repeats", "2"), {"rows", "dense_macs", "environment"}),
         (("train", "tiny.toml", "--dry-run"), {"params", "macs", "sites", "frozen", "device", "folder", "config"}),
     ],

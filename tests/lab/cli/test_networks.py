@@ -51,7 +51,7 @@ def test_inspect_a_run(softprune, finished: Path, tmp_path: Path) -> None:
     text = (own / "config.toml").read_text()
     (own / "config.toml").write_text(text.replace('name = "digits"', 'name = "mine:images"', 1))
     assert softprune("inspect", "own", *OWN).output.splitlines()[1:] == found
-    assert softprune("export", "own", *OWN, "--format", "pt2").exit_code == 0
+    assert softprune("export", "own", *OWN).exit_code == 0
     run = tmp_path / "unfinished"
     run.mkdir()
     text = '[model]\nname = "resnet18"\n[data]\nname = "folder"\nimage_size = 64\n[method]\nexclude = ["layer*"]\n'
@@ -123,7 +123,7 @@ def test_a_compact_network_elsewhere_knows_a_network_of_the_registry(softprune, 
     dense = models.build("digits_net", 10)
     pruner = sp.SoftPruner(dense, torch.randn(2, 1, 8, 8))
     save(pruner.compact(), tmp_path / "small", origin=Origin("digits_net", "digits", (1, 8, 8)))
-    for command in (("evaluate",), ("export", "--format", "pt2"), ("bench", "--batch", "1", "--repeats", "1")):
+    for command in (("evaluate",), ("export",), ("bench", "--batch", "1", "--repeats", "1")):
         result = softprune(command[0], "small", *command[1:])
         assert result.exit_code == 0, result.output
     assert read_origin(tmp_path / "small") == Origin("digits_net", "digits", (1, 8, 8))
@@ -148,13 +148,13 @@ def test_a_file_does_not_choose_how_much_memory_is_used(softprune, tmp_path: Pat
     for count, says in ((10**9, "at most 1,000,000 classes"), (900_000, "weights must fit the plan")):
         file.write_bytes(whole)
         rewrite(file, lambda document, count=count: many_classes(document, count))
-        for command in (("export", "--format", "pt2"), ("bench",)):
+        for command in (("export",), ("bench",)):
             result = softprune(command[0], "small", *command[1:])
             assert result.exit_code == 2
             assert says in " ".join(result.stderr.split())
     file.write_bytes(whole)
     rewrite(file, lambda document: document["origin"].update(input_shape=[1, 200_000, 200_000]))
-    for command in (("export", "--format", "pt2"), ("bench",), ("evaluate",)):
+    for command in (("export",), ("bench",), ("evaluate",)):
         result = softprune(command[0], "small", *command[1:])
         assert result.exit_code == 2
         assert "at most 4,194,304 numbers. Got [1, 200000, 200000]" in " ".join(result.stderr.split())

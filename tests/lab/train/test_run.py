@@ -415,9 +415,9 @@ def test_a_run_in_training_is_read_but_not_resumed(tiny: Tiny, tmp_path: Path) -
     assert not (run / ".lock").exists(), "a finished run may lie on a read-only disk"
 
 
-def test_round_to_auto_is_measured_once_in_a_run(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_round_to_auto_is_chosen_once_in_a_run(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measured = iter([4, 2])
-    monkeypatch.setattr("softprune.methods.pruner.fastest_multiple", lambda device="cpu": next(measured))
+    monkeypatch.setattr("softprune.methods.pruner.default_multiple", lambda device: next(measured))
     config = tiny("method.round_to=auto", "train.compact_at=1", "train.epochs=2", FEW)
     with monkeypatch.context() as patch:
         assert start(config, tmp_path / "run", listener=StopAt(patch, 1)).stopped

@@ -21,7 +21,6 @@ NetworkPath = Annotated[
 @command
 def export(
     path: NetworkPath,
-    format: Annotated[str, typer.Option("--format", "-f", help="onnx, or pt2 for torch.export.")] = "onnx",
     fold_bn: Annotated[bool, typer.Option("--fold-bn", help="Fold BatchNorms into the layers before them.")] = False,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="File to write. [default: beside the compact network]")
@@ -30,22 +29,19 @@ def export(
     input_shape: Input = "",
     as_json: Json = False,
 ) -> None:
-    """Export the compact network to ONNX or torch.export.
+    """Export the compact network to ONNX.
 
-    The batch size of the file is dynamic. The file is run in its own runtime, and its outputs are compared with those
-    of the network.
+    The batch size of the file is dynamic. The file is run in ONNX Runtime, and its outputs are compared with those of
+    the network.
     """
-    if format not in ("onnx", "pt2"):
-        raise ConfigError(f"--format must be onnx or pt2. Got {format!r}.")
     from softprune import export as exporting
     from softprune.lab.cli.opened import open_compact
 
     opened = open_compact(path, model=model, shape=parse_shape(input_shape))
-    write = exporting.to_onnx if format == "onnx" else exporting.to_torch_export
-    target = out or opened.path.with_suffix(f".{format}")
-    small = write(opened.compact, opened.example, target, fold_bn=fold_bn)
+    target = out or opened.path.with_suffix(".onnx")
+    small = exporting.to_onnx(opened.compact, opened.example, target, fold_bn=fold_bn)
     with tempfile.TemporaryDirectory() as folder:
-        large = write(opened.dense, opened.example, Path(folder) / f"dense.{format}", fold_bn=fold_bn)
+        large = exporting.to_onnx(opened.dense, opened.example, Path(folder) / "dense.onnx", fold_bn=fold_bn)
     if as_json:
         facts = asdict(small) | {"path": str(small.path), "dense_bytes": large.bytes}
         print_json(facts)
@@ -71,8 +67,12 @@ def bench(
     batch: Annotated[str, typer.Option(help="Batch sizes, separated by commas.")] = "1,64",
     threads: Annotated[int, typer.Option(help="CPU threads; 0: PyTorch's default.")] = 0,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
-    channels_last: Annotated[bool, typer.Option("--channels-last", help="Channels-last memory order.")] = False,
-    compile_mode: Annotated[str, typer.Option(help="Mode of torch.compile, such as reduce-overhead.")] = "default",
+    channels_last: Annotated[
+        bool, typer.Option("--channels-last", help="Channels-last memory order. [default: in half precision on a GPU]")
+    ] = False,
+    compile_mode: Annotated[
+        str, typer.Option(help="Mode of torch.compile. [default: reduce-overhead on a GPU]", show_default=False)
+    ] = "",
     fold_bn: Annotated[
         bool, typer.Option("--fold-bn", help="Fold BatchNorms into the layers before them, in both networks.")
     ] = False,
@@ -108,7 +108,7 @@ def bench(
         device=where,
         dtype=dtype,
         threads=threads,
-        channels_last=channels_last,
+        channels_last=channels_last or None,
         compile_mode=compile_mode,
         fold_bn=fold_bn,
         repeats=repeats,

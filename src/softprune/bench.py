@@ -1,0 +1,426 @@
+"""Latency of dense and compact networks, measured in turns, and why a compact network is not faster."""
+
+import statistics
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from softprune.costs import Cost, cost
+from softprune.cut.apply import duplicated
+from softprune.devices import WIDTH_MULTIPLE, Call, capture_graph, disliked_widths, seconds, synchronizer
+from softprune.errors import ConfigError, SoftpruneError, check_choice, first_line, is_integer
+from softprune.export import fold_batch_norms, onnx_content, onnx_session
+from softprune.graph import Example, ExampleLike
+from softprune.graph.modules import Select
+from softprune.log import get_logger
+from softprune.masks import check_unmasked
+
+__all__ = ["BenchReport", "BenchRow", "Runtime", "Timing", "alternate", "compare_latency"]
+
+logger = get_logger(__name__)
+
+BACKENDS = ("eager", "graph", "compile", "onnxruntime")
+"""PyTorch's eager mode; the same as a CUDA graph; torch.compile; and ONNX Runtime on the CPU."""
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
+COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+BLOCK_SECONDS = 0.02
+"""Approximate length of a timed block. Shorter blocks measure the clock."""
+MOST_CALLS = 1000
+
+
+# --- runtimes --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runtime:
+    """How a network runs. :func:`compare_latency` explains the fields."""
+
+    backend: str = "eager"
+    device: str = "cpu"
+    dtype: str = "float32"
+    batch: int = 1
+    threads: int = 0
+    channels_last: bool | None = None
+    compile_mode: str = ""
+    fold_bn: bool = False
+
+    def __post_init__(self) -> None:
+        check_choice("A backend", self.backend, BACKENDS)
+        check_choice("`dtype`", self.dtype, DTYPES)
+        if not is_integer(self.batch) or self.batch < 1 or not is_integer(self.threads) or self.threads < 0:
+            raise ConfigError(
+                "A batch must be an integer of at least 1, and `threads` one of at least 0 (0: the present number). "
+                f"Got {self.batch!r} and {self.threads!r}."
+            )
+        compiles = self.backend == "compile"
+        given = {
+            # Tensor cores want the channels last.
+            "channels_last": self.on_gpu and DTYPES[self.dtype].itemsize == 2,
+            "compile_mode": ("reduce-overhead" if self.on_gpu else "default") if compiles else "",
+        }
+        for name, value in given.items():
+            if getattr(self, name) in (None, "") or (name == "compile_mode" and not compiles):
+                object.__setattr__(self, name, value)
+        if compiles:
+            check_choice("`compile_mode`", self.compile_mode, COMPILE_MODES)
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.device.startswith("cuda")
+
+    def place(self, tensor: Tensor) -> Tensor:
+        """Return a tensor on the device, in the precision and in the memory format."""
+        moved = tensor.to(self.device, DTYPES[self.dtype] if tensor.is_floating_point() else None)
+        order = torch.channels_last if self.channels_last else torch.contiguous_format
+        return moved.contiguous(memory_format=order) if tensor.ndim == 4 else moved
+
+    def call(self, model: nn.Module, example: ExampleLike) -> Call:
+        """Return what runs a copy of `model` in eval mode on the first `batch` samples of `example`."""
+        if self.backend == "onnxruntime" and (self.on_gpu or self.dtype != "float32"):
+            raise ConfigError(f"The onnxruntime backend needs the CPU and float32. Got {self.device} and {self.dtype}.")
+        if self.backend == "graph" and not self.on_gpu:
+            raise ConfigError(f"The graph backend needs an NVIDIA GPU. Got {self.device}; take eager or compile there.")
+        network = duplicated(model).eval()
+        for tensor in (*network.parameters(), *network.buffers()):
+            tensor.data = self.place(tensor.data)
+        given = Example.of(example)
+        given = (given if given.batch_size() is None else given.with_batch(self.batch)).map(self.place)
+        if self.backend == "onnxruntime":
+            content = onnx_content(network, given, dynamic_batch=False)
+            return onnx_session(content, threads=self.threads)(given)
+        forward = self._compiled(network) if self.backend == "compile" else network
+
+        def call() -> object:
+            with torch.inference_mode():
+                return forward(*given.args, **given.kwargs)
+
+        return self.captured(call) if self.backend == "graph" else call
+
+    def captured(self, call: Call, times: int = 1) -> Call:
+        """Return a call that replays `call` as a CUDA graph, so many times in one."""
+
+        def body() -> None:
+            for _ in range(times):
+                call()
+
+        graph = capture_graph(body, torch.device(self.device), trial=call, undo=lambda: None)
+
+        def replay() -> Call:
+            graph.replay()
+            return call  # which keeps the input: the graph reads it by its address
+
+        return replay
+
+    def _compiled(self, network: nn.Module) -> Any:
+        if self.on_gpu and not self.channels_last:
+            # Otherwise the compiler converts convolutions to channels_last, which is slower for large float32 batches.
+            options = torch._inductor.list_mode_options(self.compile_mode) | {"layout_optimization": False}
+            return torch.compile(network, dynamic=False, options=options)
+        return torch.compile(network, dynamic=False, mode=self.compile_mode)
+
+    @contextmanager
+    def threads_set(self) -> Iterator[int]:
+        """Set the CPU threads of PyTorch for the block, and return the number in use."""
+        before = torch.get_num_threads()
+        torch.set_num_threads(self.threads or before)
+        try:
+            yield torch.get_num_threads()
+        finally:
+            torch.set_num_threads(before)
+
+    def time(self, networks: Mapping[str, nn.Module], example: Example, repeats: int = 15) -> "dict[str, Timing]":
+        """Time networks in turns."""
+        torch.compiler.reset()  # each measurement compiles for its own shapes, without reaching the recompilation limit
+        with self.threads_set():
+            calls = {name: self.call(network, example) for name, network in networks.items()}
+            # The first call lets cuDNN choose algorithms, which the compiled networks reuse.
+            with torch.compiler.set_stance("force_eager"):
+                for call in calls.values():
+                    call()
+            return alternate(calls, repeats=repeats, finish=synchronizer(torch.device(self.device)))
+
+
+# --- timing ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Milliseconds per call over several blocks."""
+
+    blocks: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.blocks)
+
+    @property
+    def spread(self) -> tuple[float, float]:
+        """Lower and upper quartile."""
+        if len(self.blocks) < 2:
+            return self.blocks[0], self.blocks[0]
+        low, _, high = statistics.quantiles(self.blocks, n=4, method="inclusive")
+        return low, high
+
+    def __str__(self) -> str:
+        low, high = self.spread
+        return f"{self.median:.3g} ms ({low:.3g} to {high:.3g})"
+
+
+def alternate(
+    calls: Mapping[str, Call],
+    *,
+    repeats: int = 15,
+    warm_up: int = 3,
+    finish: Call = lambda: None,
+    block_seconds: float = BLOCK_SECONDS,
+) -> dict[str, Timing]:
+    """Time every call, after `warm_up` untimed ones, in `repeats` blocks in turns: A B, B A, A B, ...
+
+    `finish` is called before the clock is read, to synchronise with a GPU.
+    """
+    for call in calls.values():
+        for _ in range(warm_up):
+            call()
+    # The same number of calls per block for all, so that a fixed cost per block has the same weight.
+    slowest = max(seconds(call, 1, finish) for call in calls.values())
+    number = min(max(int(block_seconds / max(slowest, 1e-9)), 1), MOST_CALLS)
+    blocks: dict[str, list[float]] = {name: [] for name in calls}
+    order = list(calls)
+    for _ in range(repeats):
+        for name in order:
+            blocks[name].append(1000 * seconds(calls[name], number, finish) / number)
+        order.reverse()
+    return {name: Timing(tuple(values)) for name, values in blocks.items()}
+
+
+def paired_ratio(slow: Timing, fast: Timing) -> Timing:
+    """Return the ratios slow / fast of neighbouring blocks."""
+    return Timing(tuple(a / b for a, b in zip(slow.blocks, fast.blocks, strict=True)))
+
+
+# --- dense against compact -------------------------------------------------------------------------------------
+
+FASTER = 1.03
+"""A speed-up below this is none; the difference may be noise."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchRow(Runtime):
+    """Dense against compact in one runtime."""
+
+    dense: Timing | None = None
+    compact: Timing | None = None
+    mac_ratio: float
+    """Dense MACs over compact MACs, the speed-up if time were proportional to MACs."""
+    activation_ratio: float
+    """Dense activations over compact activations, the speed-up if time were proportional to memory traffic."""
+    note: str = ""
+    """Why there is no measurement."""
+
+    @property
+    def ratio(self) -> Timing | None:
+        return paired_ratio(self.dense, self.compact) if self.dense and self.compact else None
+
+    @property
+    def speed_up(self) -> float | None:
+        """Dense time over compact time, the median over neighbouring blocks."""
+        return None if self.ratio is None else self.ratio.median
+
+    @property
+    def speed_up_spread(self) -> tuple[float, float] | None:
+        return None if self.ratio is None else self.ratio.spread
+
+    @property
+    def realised(self) -> float | None:
+        """Speed-up over MAC ratio: 1 where the whole MAC reduction becomes speed-up."""
+        return self.speed_up and self.speed_up / self.mac_ratio
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for a JSON record."""
+        values = asdict(self)
+        for side in ("dense", "compact"):
+            timing: Timing | None = getattr(self, side)
+            values[side] = timing and {
+                "median_ms": timing.median,
+                "low_ms": timing.spread[0],
+                "high_ms": timing.spread[1],
+                "blocks": len(timing.blocks),
+            }
+        spread = self.speed_up_spread
+        return values | {"speed_up": self.speed_up, "speed_up_spread": spread and [*spread], "realised": self.realised}
+
+
+@dataclass(frozen=True)
+class BenchReport:
+    """The rows of a latency comparison. Prints as a table."""
+
+    rows: tuple[BenchRow, ...]
+    dense_macs: int
+    compact_macs: int
+    advice: tuple[str, ...] = ()
+    """Likely causes, and what to try, where the compact network was not faster."""
+
+    def __str__(self) -> str:
+        lines = [
+            f"MACs per input: {self.dense_macs:,} dense, {self.compact_macs:,} compact",
+            f"{'backend':<12} {'device':<5} {'dtype':<9} {'batch':>5}  {'dense':<28} {'compact':<28} "
+            f"{'speed-up':<22} realised",
+        ]
+        for row in self.rows:
+            head = f"{row.backend:<12} {row.device:<5} {row.dtype:<9} {row.batch:>5}  "
+            if row.ratio is None:
+                lines.append(head + row.note)
+                continue
+            low, high = row.ratio.spread
+            faster = f"{row.speed_up:.2f} ({low:.2f} to {high:.2f})"
+            lines.append(f"{head}{row.dense!s:<28} {row.compact!s:<28} {faster:<22} {row.realised:.2f}")
+        return "\n".join([*lines, *self.advice])
+
+    __repr__ = __str__  # what a notebook shows
+
+
+def compare_latency(
+    dense: nn.Module,
+    compact: nn.Module,
+    example: ExampleLike,
+    *,
+    backends: Iterable[str] = ("eager",),
+    batches: Iterable[int] | int = (1,),
+    device: torch.device | str = "cpu",
+    dtype: str = "float32",
+    threads: int = 0,
+    channels_last: bool | None = None,
+    compile_mode: str = "",
+    fold_bn: bool = False,
+    repeats: int = 15,
+) -> BenchReport:
+    """Time `dense` and `compact` in turns on this machine.
+
+    Args:
+        dense: The network before pruning. Its weights do not matter.
+        compact: The network after pruning.
+        example: An input of both: a tensor, a tuple of arguments, or (args, kwargs).
+        backends: "eager", "graph" (eager as a CUDA graph), "compile" or "onnxruntime".
+        batches: Batch sizes. The example is repeated to fill them.
+        device: The device to measure on.
+        dtype: Precision of weights and inputs: "float32", "bfloat16", "float16" or "float64".
+        threads: CPU threads. 0 keeps the present number.
+        channels_last: Use the channels_last memory format, also in compiled networks. Default: in half precision on a
+            GPU.
+        compile_mode: The mode of torch.compile. Default: "reduce-overhead", which uses CUDA graphs, on a GPU.
+        fold_bn: Fold BatchNorms into the layers before them, in both networks.
+        repeats: Timed blocks per network.
+    """
+    if not is_integer(repeats) or repeats < 1:
+        raise ConfigError(f"`repeats` must be an integer of at least 1. Got {repeats!r}.")
+    sizes = [*batches] if isinstance(batches, Iterable) else [batches]
+    if not sizes or not all(isinstance(size, int) for size in sizes):
+        raise ConfigError(f"`batches` must be integers of at least 1. Got {batches!r}.")
+    runtimes = [
+        Runtime(
+            backend=backend,
+            device=_available(device),
+            dtype=dtype,
+            batch=size,
+            threads=threads,
+            channels_last=channels_last,
+            compile_mode=compile_mode,
+            fold_bn=fold_bn,
+        )
+        for backend in ([backends] if isinstance(backends, str) else backends)
+        for size in sizes
+    ]
+    for name, model in (("dense", dense), ("compact", compact)):
+        check_unmasked(model, "a benchmark", name=name)
+    given = Example.of(example)
+    if given.batch_size() is None:
+        raise ConfigError(
+            "A benchmark needs inputs whose first dimension is the batch. Got first dimensions "
+            f"{[tuple(tensor.shape)[:1] for tensor in given.tensors()]}."
+        )
+    costs = cost(dense, given), cost(compact, given)
+    if fold_bn:
+        dense, compact = (fold_batch_norms(model, given) for model in (dense, compact))
+    rows = tuple(_row(runtime, {"dense": dense, "compact": compact}, given, repeats, costs) for runtime in runtimes)
+    return BenchReport(rows, costs[0].macs, costs[1].macs, advice(rows, compact, costs))
+
+
+def _available(device: torch.device | str) -> str:
+    try:
+        torch.empty(0, device=device)
+    except Exception as error:
+        raise ConfigError(
+            f"`device` must be available in PyTorch, such as 'cpu' or 'cuda'. Got {str(device)!r}: {first_line(error)}."
+        ) from error
+    return str(device)
+
+
+def _row(
+    runtime: Runtime, networks: Mapping[str, nn.Module], example: Example, repeats: int, costs: tuple[Cost, Cost]
+) -> BenchRow:
+    row = BenchRow(
+        **vars(runtime),
+        mac_ratio=costs[0].macs / max(costs[1].macs, 1),
+        activation_ratio=costs[0].activations / max(costs[1].activations, 1),
+    )
+    with runtime.threads_set() as threads:
+        row = replace(row, threads=threads)
+    try:
+        found = runtime.time(networks, example, repeats)
+        row = replace(row, dense=found["dense"], compact=found["compact"])
+    except SoftpruneError as error:
+        row = replace(row, note=str(error))
+    except Exception as error:  # of the network, the backend or the memory; the other rows are still useful
+        row = replace(row, note=f"does not run: {type(error).__name__}: {first_line(error)}")
+    logger.debug("%s, batch %d: speed-up %s", row.backend, row.batch, row.speed_up or row.note)
+    return row
+
+
+def advice(rows: Iterable[BenchRow], compact: nn.Module, costs: tuple[Cost, Cost]) -> tuple[str, ...]:
+    """Return a sentence for each likely cause where `compact` was not faster than the dense network.
+
+    Args:
+        costs: Of the dense and the compact network.
+    """
+    rows = [row for row in rows if row.speed_up is not None]
+    slow = [row for row in rows if row.speed_up is not None and row.speed_up < FASTER]
+    plain, depthwise, _ = disliked_widths(compact)
+    odd = f"{plain} convolutions and {depthwise} depthwise ones"
+    gathers = sum(isinstance(module, Select) for module in compact.modules())
+    macs, written = (getattr(costs[1], name) / max(getattr(costs[0], name), 1) for name in ("macs", "activations"))
+    larger = {row.batch for row in rows for each in slow if row.backend == each.backend and row.batch > each.batch}
+    larger -= {row.batch for row in slow}
+    rules = (
+        (
+            (any(row.on_gpu or row.backend == "onnxruntime" for row in slow) and plain + depthwise)
+            or (slow and depthwise),
+            f"Widths: {odd} have widths that are no multiples of {WIDTH_MULTIPLE}, which have no fast kernels. "
+            f"`--round-to {WIDTH_MULTIPLE}` (or 16, 32) shows what multiples gain; then train with "
+            "`--set method.round_to=auto` or, without a target, cut with `softprune compact RUN --round-to "
+            f"{WIDTH_MULTIPLE} --out FOLDER`.",
+        ),
+        (
+            slow and gathers,
+            f"Gathers: {gathers} layers read their channels of a shared stream through an index. If the training had "
+            "no target, try compact(gathers=False) or `softprune compact RUN --no-gathers --out FOLDER`.",
+        ),
+        (
+            slow and written > 1.25 * macs,
+            f"Memory traffic: {macs:.0%} of the MACs are left, but {written:.0%} of the activations, which layers "
+            "write and read. Wide streams cause it: prune their channels, too, or whole blocks.",
+        ),
+        (
+            slow and larger,
+            f"Batch: it is faster at {', '.join(map(str, sorted(larger)))} images; fewer do not fill the device.",
+        ),
+        (
+            any(row.on_gpu and (row.backend == "eager" or row.compile_mode == "default") for row in slow),
+            "Launches: on a GPU the host's launches limit small networks and batches: try "
+            "`--backend compile --compile-mode reduce-overhead`, which uses CUDA graphs.",
+        ),
+    )
+    return tuple(sentence for applies, sentence in rules if applies)

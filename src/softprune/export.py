@@ -1,0 +1,358 @@
+"""Networks as ONNX files, compared with the network in ONNX Runtime before they are written; BatchNorm folding."""
+
+import inspect
+import logging
+import os
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx import Node
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils import _pytree as pytree
+
+from softprune.cut.apply import HISTORY, duplicated
+from softprune.cut.verify import Comparison, compare, noise, outputs_of, shapes_of
+from softprune.devices import WIDTH_MULTIPLE, disliked_widths
+from softprune.errors import ConfigError, ModelError, SoftpruneError, VerificationError, first_line, import_optional
+from softprune.graph import Example, ExampleLike
+from softprune.graph.builder import operator_name
+from softprune.graph.modules import by_filter, is_known_batch_norm, is_timm_batch_norm
+from softprune.graph.reader import first_floating, read_passes
+from softprune.io import write_atomically
+from softprune.log import get_logger
+from softprune.masks import check_unmasked
+from softprune.module_state import state_kept
+
+__all__ = ["ExportReport", "fold_batch_norms", "to_onnx"]
+
+logger = get_logger(__name__)
+
+TRACED_BATCH = 2
+"""Batch size of the trace. torch.export treats a size of one as a constant."""
+TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+"""Largest difference between two runtimes relative to the largest output. They add in different orders."""
+_PACKAGES = "onnx onnxscript onnxruntime"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportReport(Comparison):
+    """A file that was written and verified. Prints as one line."""
+
+    path: Path
+    bytes: int
+    """Size of the file."""
+    runtime: str
+    """The runtime of the verification, with its version."""
+    folded: int = 0
+    """Number of BatchNorms folded into the layer before them."""
+
+    def __str__(self) -> str:
+        folded = f", {self.folded} BatchNorms folded" if self.folded else ""
+        return (
+            f"{self.path}: {self.bytes:,} bytes{folded}; {self.runtime} differs by at most "
+            f"{self.max_difference:.1e} at output scale {self.scale:.1e} (inputs {'; '.join(self.inputs)})"
+        )
+
+    __repr__ = __str__  # what a notebook shows
+
+
+def to_onnx(
+    model: nn.Module,
+    example: ExampleLike,
+    path: str | os.PathLike[str],
+    *,
+    fold_bn: bool = False,
+    dynamic_batch: bool = True,
+    tolerance: float | None = None,
+) -> ExportReport:
+    """Write `model` as one ONNX file, run it in ONNX Runtime and compare its outputs with those of `model`.
+
+    Args:
+        model: A network without masks, such as a compact network. It is not changed.
+        example: An input: a tensor, a tuple of arguments, or (args, kwargs).
+        path: The file to write, ending in .onnx. An existing file is replaced only by a verified one.
+        fold_bn: Fold BatchNorms into the layers before them.
+        dynamic_batch: Accept any batch size.
+        tolerance: Largest allowed difference relative to the largest output. Default: 1e-4 in float32.
+    """
+    target = Path(path)
+    if target.suffix != ".onnx":
+        raise ConfigError(f"The file name must end in .onnx. Got {str(path)!r}. Rename it.")
+    _, _, package = (import_optional(name, "ONNX", _PACKAGES) for name in _PACKAGES.split())
+    runtime = f"onnxruntime {package.__version__}"
+    network = _prepared(model, torch.device("cpu"))
+    given = Example.of(example).to_model(network)
+    batch = given.batch_size()
+    if dynamic_batch and batch is None:
+        raise ModelError(
+            "A dynamic batch size needs inputs whose first dimension is the batch. Got first dimensions "
+            f"{[tuple(tensor.shape)[:1] for tensor in given.tensors()]}. Pass dynamic_batch=False."
+        )
+    if dynamic_batch and batch == 1:
+        given = given.with_batch(TRACED_BATCH)
+    small = fold_batch_norms(network, given) if fold_bn else network
+    try:
+        content = onnx_content(small, given, dynamic_batch=dynamic_batch)
+        call_for = onnx_session(content)
+    except SoftpruneError:
+        raise
+    except Exception as error:  # exporters and runtimes raise errors of many classes
+        raise _export_error(small, error) from error
+    sizes = [size for size in (1, 5, 3) if size != given.batch_size()][:2] if dynamic_batch else []
+    attempts = [given, *(noise(each, 0, scales=(1.0,)) for each in (given, *map(given.with_batch, sizes)))]
+
+    def run(attempt: Example) -> list[Tensor]:
+        return [torch.from_numpy(output) for output in call_for(attempt)()]
+
+    found = _compare_outputs(network, run, attempts, what="An ONNX file", tolerance=tolerance)
+    _warn_of_widths(network, runtime)
+    write_atomically(target, content, then="export again")
+    folded = _count_batch_norms(network) - _count_batch_norms(small)
+    return ExportReport(path=target, bytes=len(content), runtime=runtime, folded=folded, **vars(found))
+
+
+@torch.no_grad()
+def onnx_content(model: nn.Module, given: Example, *, dynamic_batch: bool) -> bytes:
+    """Return `model` as the content of an ONNX file."""
+    outputs = pytree.tree_leaves(model(*given.args, **given.kwargs))
+    other = {type(each).__name__ for each in outputs if not isinstance(each, Tensor | None)}
+    if other:
+        raise ModelError(
+            f"An ONNX file has tensors as outputs. Got {', '.join(sorted(other))} among those of "
+            f"{type(model).__name__}; export a module that returns its tensors alone."
+        )
+    exporter_log = logging.getLogger("torch.onnx")
+    level = exporter_log.level
+    exporter_log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the exporter about itself
+            program = torch.onnx.export(
+                model,
+                # An argument that is a dict would be taken for the keywords if it were last.
+                (*given.args, given.kwargs),
+                dynamo=True,
+                dynamic_shapes=_dynamic_shapes(model, given) if dynamic_batch else None,
+                verbose=False,
+            )
+    finally:
+        exporter_log.setLevel(level)
+    assert program is not None
+    return program.model_proto.SerializeToString()
+
+
+def onnx_session(content: bytes, *, threads: int = 0) -> Callable[[Example], Callable[[], Any]]:
+    """Open the content of an ONNX file in ONNX Runtime on the CPU; return what makes the call for an input.
+
+    `threads`: 0 leaves them to the runtime.
+    """
+    runtime = import_optional("onnxruntime", "ONNX", _PACKAGES)
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 3
+    session = runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    names = [entry.name for entry in session.get_inputs()]
+
+    def call_for(example: Example) -> Callable[[], Any]:
+        feed = {name: tensor.cpu().numpy() for name, tensor in zip(names, example.tensors(), strict=True)}
+        return lambda: session.run(None, feed)
+
+    return call_for
+
+
+def _warn_of_widths(model: nn.Module, runtime: str) -> None:
+    """Warn of convolutions with widths for which the runtime of a file has no fast kernels."""
+    plain, depthwise, total = disliked_widths(model)
+    if depthwise or 2 * plain > total:  # some plain ones, as those of squeeze-and-excitation, have odd widths by design
+        logger.warning(
+            "softprune: %d convolutions, of which %d depthwise ones, have widths that are no multiples of %d, which %s "
+            "computes slowly: prune with round_to='auto'",
+            *(plain + depthwise, depthwise, WIDTH_MULTIPLE, runtime),
+        )
+
+
+def _prepared(model: nn.Module, device: torch.device) -> nn.Module:
+    """Return a copy of `model` in eval mode on `device`. Raise if it has masks."""
+    check_unmasked(model, "an export")
+    return duplicated(model).to(device).eval()
+
+
+def _dynamic_shapes(model: nn.Module, example: Example) -> dict[str, Any]:
+    """Return the free dimensions for an exporter by parameter name of forward(): the batch."""
+    batch = torch.export.Dim("batch", min=1)
+    bound = inspect.signature(model.forward).bind(*example.args, **example.kwargs)
+    return pytree.tree_map(lambda leaf: {0: batch} if isinstance(leaf, Tensor) else None, dict(bound.arguments))
+
+
+def _export_error(model: nn.Module, error: BaseException) -> ModelError:
+    """Return the error for a network that the exporter rejects, with the root cause of the exporter's error."""
+    causes = [error]
+    while (cause := causes[-1].__cause__) is not None and cause not in causes:
+        causes.append(cause)
+    return ModelError(
+        f"The exporter must accept the network. Got {type(causes[-1]).__name__} for {type(model).__name__}: "
+        f"{first_line(causes[-1])}. If forward() fixes the batch size, pass dynamic_batch=False."
+    )
+
+
+def _compare_outputs(
+    model: nn.Module,
+    run: Callable[[Example], Sequence[Tensor]],
+    attempts: Sequence[Example],
+    *,
+    what: str,
+    tolerance: float | None = None,
+) -> Comparison:
+    """Run both on every input. Raise a VerificationError where they differ by more than `tolerance`."""
+    worst, scale = 0.0, 0.0
+    for attempt in attempts:
+        shape = shapes_of(attempt)
+        try:
+            expected = outputs_of(model, attempt)
+            difference, size = compare(expected, run(attempt))
+        except Exception as error:
+            # An exporter may fix a batch size that was declared dynamic without an error.
+            if attempt.batch_size() == attempts[0].batch_size():
+                raise _export_error(model, error) from error
+            raise ModelError(
+                f"{what} with a dynamic batch size must accept any. Got {type(error).__name__} for "
+                f"{type(model).__name__} on input {shape}: {first_line(error)}. "
+                "If forward() fixes the batch size, pass dynamic_batch=False."
+            ) from error
+        usual = max((TOLERANCES.get(output.dtype, 0.0) for output in expected), default=0.0)
+        limit = usual if tolerance is None else tolerance
+        if not difference <= limit * max(size, 1e-30):
+            raise VerificationError(
+                f"{what} must compute what the network computes, within {limit:g} of its output. Got a difference of "
+                f"{difference:.3g} at output scale {size:.3g} on input {shape}. Nothing was written."
+            )
+        if difference * scale >= worst * size:
+            worst, scale = difference, size
+    return Comparison(worst, scale, tuple(map(shapes_of, attempts)))
+
+
+# --- folding ---------------------------------------------------------------------------------------------------
+
+LAYERS = {"conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "linear"}
+
+
+def fold_batch_norms(model: nn.Module, example: ExampleLike) -> nn.Module:
+    """Return a new module in eval mode with every BatchNorm folded into the layer before it where that is exact.
+
+    A BatchNorm is folded if it alone reads a convolution or linear layer and both are called once with parameters of
+    their own. It is replaced by nn.Identity; BatchNorms of timm keep their activation. Others stay, such as those that
+    read a shared stream in a DenseNet.
+
+    The result is verified against `model` in float64, or in its own precision if it runs in no other. It is no longer
+    the network that its plan describes: save the compact network with `softprune.save` and fold for the export.
+
+    Args:
+        model: A network without masks, such as a compact network. It is not changed.
+        example: An input: a tensor, a tuple of arguments, or (args, kwargs).
+    """
+    like = first_floating(model)
+    device = torch.device("cpu") if like is None else like.device
+    folded = _prepared(model, device)
+    given = Example.of(example).to_model(folded)
+    pairs = _pairs(folded, read_passes(folded, given)[0].nodes)
+    try:
+        _check_folding(model, device, pairs, given)
+    except VerificationError:
+        # A custom layer class may ignore its bias, for example. Such layers keep their BatchNorms.
+        pairs = [pair for pair in pairs if type(folded.get_submodule(pair[0])).__module__.startswith("torch.nn.")]
+        _check_folding(model, device, pairs, given)
+    for layer, norm in pairs:
+        _fold(folded, layer, norm)
+    if hasattr(folded, HISTORY):
+        delattr(folded, HISTORY)
+    logger.debug("folded %d BatchNorms into the layer before them", len(pairs))
+    return folded
+
+
+def _check_folding(model: nn.Module, device: torch.device, pairs: list[tuple[str, str]], given: Example) -> None:
+    """Raise unless the folded network agrees in float64, where only rounding may differ."""
+    reference = _prepared(model, device).double()
+    try:
+        with state_kept(reference):
+            outputs_of(reference, given.to_model(reference))
+    except Exception as error:
+        logger.info("the network does not run in float64 (%s); verifying it in its own precision", first_line(error))
+        reference = _prepared(model, device)
+    candidate = _prepared(reference, device)
+    for layer, norm in pairs:
+        _fold(candidate, layer, norm)
+    attempt = given.to_model(reference)
+    _compare_outputs(reference, lambda inputs: outputs_of(candidate, inputs), [attempt], what="A folded network")
+
+
+def _count_batch_norms(model: nn.Module) -> int:
+    """Return the number of BatchNorms in `model`."""
+    return sum(isinstance(module, _BatchNorm) for module in model.modules())
+
+
+def _pairs(model: nn.Module, nodes: list[Node]) -> list[tuple[str, str]]:
+    """Return (layer, BatchNorm) names where folding is exact."""
+    pairs = []
+    for node in nodes:
+        if node.op != "call_function" or operator_name(node) != "batch_norm":
+            continue
+        source = node.args[0]
+        if not isinstance(source, Node) or source.op != "call_function" or operator_name(source) not in LAYERS:
+            continue
+        if operator_name(source) == "linear" and source.meta["val"].ndim != 2:
+            continue  # the BatchNorm's channels are then not the layer's outputs
+        norm, layer = _sole_owner(node), _sole_owner(source)
+        if norm is None or layer is None or len(source.users) > 1:
+            continue
+        module = model.get_submodule(norm)
+        hooked = module._forward_pre_hooks or module._forward_hooks
+        owner, weights = model.get_submodule(layer), model.named_parameters(remove_duplicate=False)
+        plain = isinstance(owner, (nn.modules.conv._ConvNd, nn.Linear))
+        if plain and is_known_batch_norm(type(module)) and module.running_mean is not None and not hooked:
+            # A weight that another module has as well stays.
+            pairs += [(layer, norm)] if sum(tensor is owner.weight for _, tensor in weights) == 1 else []
+    return pairs
+
+
+def _sole_owner(node: Node) -> str | None:
+    """Return the module whose parameters only `node` reads, or None."""
+    inputs = [argument for argument in node.all_input_nodes[1:] if argument.op == "placeholder"]
+    names = [argument.meta.get("tensor") for argument in inputs]
+    if not names or None in names or any(len(argument.users) > 1 for argument in inputs):
+        return None
+    owners = {str(name).rpartition(".")[0] for name in names}
+    return owners.pop() if len(owners) == 1 else None
+
+
+@torch.no_grad()
+def _fold(model: nn.Module, layer_name: str, norm_name: str) -> None:
+    layer, norm = model.get_submodule(layer_name), model.get_submodule(norm_name)
+    assert isinstance(layer, (nn.modules.conv._ConvNd, nn.Linear))
+    assert isinstance(norm, _BatchNorm)
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    scale = (norm.running_var.double() + norm.eps).rsqrt()
+    if norm.weight is not None:
+        scale = scale * norm.weight.double()
+    shift = -norm.running_mean.double() * scale
+    if norm.bias is not None:
+        shift = shift + norm.bias.double()
+    if layer.bias is not None:
+        shift = shift + layer.bias.double() * scale
+    weight = layer.weight
+    scaled = weight.double().clone()
+    filters = by_filter(layer, scaled)
+    filters.mul_(scale.view(*filters.shape[:2], *(1,) * (filters.ndim - 2)))
+    layer.weight = nn.Parameter(scaled.to(weight.dtype), requires_grad=weight.requires_grad)
+    layer.bias = nn.Parameter(shift.to(weight.dtype), requires_grad=weight.requires_grad)
+    rest: nn.Module = nn.Identity()
+    if is_timm_batch_norm(type(norm)):
+        rest = nn.Sequential(OrderedDict(drop=norm.drop, act=norm.act))  # type: ignore[arg-type]
+    path, _, attribute = norm_name.rpartition(".")
+    model.get_submodule(path)._modules[attribute] = rest.eval()

@@ -1,0 +1,257 @@
+"""Dense against compact: every runtime is measured as asked, and what makes a compact network slow is named."""
+
+import copy
+import functools
+import gc
+import itertools
+import json
+import time
+import weakref
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from export_networks import Dense, compacted
+from torch import nn
+
+from softprune import bench
+from softprune.bench import BenchReport, BenchRow, Runtime, Timing, advice, alternate, compare_latency, paired_ratio
+from softprune.costs import Cost
+from softprune.devices import disliked_widths
+from softprune.errors import ConfigError
+from softprune.graph.modules import Select
+
+
+def test_eager_and_onnx_runtime_rows() -> None:
+    pytest.importorskip("onnxruntime", reason='the "onnx" extra is not installed')
+    pytest.importorskip("onnxscript", reason='the "onnx" extra is not installed')
+    dense, compact, example = compacted("residual")
+    threads = torch.get_num_threads()
+    report = compare_latency(
+        dense, compact, example, backends=("eager", "onnxruntime"), batches=(2,), threads=1, repeats=3
+    )
+    assert torch.get_num_threads() == threads
+    assert [(row.backend, row.batch) for row in report.rows] == [("eager", 2), ("onnxruntime", 2)]
+    assert report.compact_macs < report.dense_macs
+    for row in report.rows:
+        assert row.note == ""
+        assert row.threads == 1
+        assert row.dense is not None
+        assert len(row.dense.blocks) == 3
+        assert row.mac_ratio == report.dense_macs / report.compact_macs
+        assert row.realised == pytest.approx(row.speed_up / row.mac_ratio)
+        low, high = row.speed_up_spread
+        assert low <= row.speed_up <= high
+    text = str(report)
+    assert "realised" in text
+    assert "onnxruntime" in text
+    record = json.loads(json.dumps([row.to_dict() for row in report.rows]))
+    assert record[0]["dense"]["blocks"] == 3
+    assert record[0]["compact"]["low_ms"] <= record[0]["compact"]["median_ms"]
+
+
+def test_compiled_networks_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a backend that is quick; test_what_survives.py compiles a compact network with the default one."""
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
+    report = compare_latency(model, model, torch.randn(1, 4), backends=("compile",), batches=(2,), repeats=2)
+    (row,) = report.rows
+    assert row.speed_up is not None
+    assert (row.mac_ratio, row.activation_ratio, row.compile_mode) == (1, 1, "default")
+
+
+def test_a_cuda_graph_keeps_the_input_that_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "capture_graph", lambda *_, **__: SimpleNamespace(replay=lambda: None))
+    given = torch.zeros(2, 3)
+    kept = weakref.ref(given)
+    replay = Runtime(backend="graph", device="cuda").captured(functools.partial(torch.relu, given))
+    del given
+    replay()
+    gc.collect()
+    assert kept() is not None
+
+
+@pytest.mark.parametrize(
+    ("runtime", "options"),
+    [
+        ({"device": "cuda"}, {"options": {"triton.cudagraphs": True, "layout_optimization": False}}),
+        ({"device": "cuda", "dtype": "bfloat16"}, {"mode": "reduce-overhead"}),
+        ({"device": "cuda", "channels_last": True, "compile_mode": "max-autotune"}, {"mode": "max-autotune"}),
+        ({}, {"mode": "default"}),
+    ],
+)
+def test_the_compiler_gets_the_mode_and_keeps_the_memory_order(runtime, options, monkeypatch) -> None:
+    seen = []
+    monkeypatch.setattr(torch, "compile", lambda model, **given: seen.append(given))
+    Runtime(backend="compile", **runtime)._compiled(Dense())
+    assert seen == [{"dynamic": False, **options}]
+
+
+def test_half_precision_on_a_gpu_is_channels_last() -> None:
+    assert Runtime(device="cuda:0", dtype="float16").channels_last
+    assert not Runtime(device="cuda", dtype="float16", channels_last=False).channels_last
+    assert not Runtime(dtype="bfloat16").channels_last
+    placed = Runtime(channels_last=True, dtype="float64").place(torch.zeros(2, 3, 4, 4))
+    assert placed.is_contiguous(memory_format=torch.channels_last)
+    assert placed.dtype == torch.float64
+
+
+def test_both_networks_are_folded_if_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    dense, compact, example = compacted("residual")
+    timed = []
+    call = Runtime.call
+    monkeypatch.setattr(Runtime, "call", lambda self, model, given: timed.append(model) or call(self, model, given))
+    (plain,) = compare_latency(dense, compact, example, repeats=1).rows
+    (row,) = compare_latency(dense, compact, example, repeats=1, fold_bn=True).rows
+    assert not plain.fold_bn
+    assert row.to_dict()["fold_bn"]
+    assert row.mac_ratio == plain.mac_ratio
+    before, folded = timed[:2], timed[2:]
+    assert before == [dense, compact]
+    for was, model in zip(before, folded, strict=True):
+        norms = [sum(isinstance(each, nn.BatchNorm2d) for each in network.modules()) for network in (model, was)]
+        assert norms[0] < norms[1]
+        torch.testing.assert_close(model(example), copy.deepcopy(was).eval()(example), rtol=1e-3, atol=1e-5)
+
+
+def test_what_a_backend_cannot_do_is_a_note() -> None:
+    model = Dense().eval()
+    report = compare_latency(
+        model, model, torch.randn(1, 3, 8, 8), backends=("onnxruntime",), dtype="float64", repeats=1
+    )
+    (row,) = report.rows
+    assert row.speed_up is None
+    assert row.realised is None
+    assert "float32" in row.note
+    assert row.note in str(report)
+    assert json.loads(json.dumps(row.to_dict()))["dense"] is None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"backends": ("tensorrt",)}, "A backend must be one of"),
+        ({"dtype": "int8"}, "`dtype` must be one of"),
+        ({"backends": "compile", "compile_mode": "fast"}, "`compile_mode` must be one of"),
+        ({"repeats": 0}, "an integer of at least 1. Got 0"),
+        ({"repeats": 1.5}, "an integer of at least 1. Got 1.5"),
+        ({"threads": -1}, "`threads`"),
+        ({"device": "abacus"}, "`device` must be available in PyTorch.*abacus"),
+        ({"batches": []}, "`batches` must be integers"),
+        ({"batches": [1.5]}, "`batches` must be integers"),
+        ({"batches": 0}, "A batch must be"),
+    ],
+)
+def test_mistakes(options: dict[str, object], message: str) -> None:
+    model = Dense().eval()
+    with pytest.raises(ConfigError, match=message):
+        compare_latency(model, model, torch.randn(1, 3, 8, 8), **options)  # type: ignore[arg-type]
+
+
+class _ForFour(torch.nn.Module):
+    """Takes four images at a time, in single precision."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.conv(x.float())).view(4, 144)
+
+
+def test_a_network_for_one_batch_size_and_precision_alone() -> None:
+    model, example = _ForFour().eval(), torch.randn(4, 3, 8, 8)
+    report = compare_latency(model, model, example, backends="eager", batches=4, fold_bn=True, repeats=1)  # type: ignore[arg-type]
+    assert report.rows[0].speed_up is not None
+    assert report.dense_macs == 4 * 27 * 36
+    first, second = compare_latency(model, model, example, batches=[4, 8], repeats=1).rows
+    assert first.speed_up is not None
+    assert second.speed_up is None
+    assert second.note.startswith("does not run: RuntimeError: shape '[4, 144]' is invalid")
+    (half,) = compare_latency(model, model, example, batches=[4], dtype="float64", repeats=1).rows
+    assert "does not run: RuntimeError" in half.note
+
+
+ROW = BenchRow(dense=Timing((8.0,)), compact=Timing((10.0,)), mac_ratio=2.0, activation_ratio=2.0)
+FASTER = {"compact": Timing((5.0,))}
+EVEN = nn.Sequential(nn.Conv2d(3, 16, 3), nn.Conv2d(16, 8, 1), nn.Conv2d(16, 16, 3, groups=16))
+ODD, DEPTHWISE = nn.Conv2d(8, 13, 3), nn.Conv2d(9, 9, 3, groups=9)
+DENSE = Cost(macs=100, activations=100, params=1, channels=1, by_module={})
+HALF = replace(DENSE, macs=50, activations=50)
+GPU = replace(ROW, device="cuda", backend="graph")
+
+
+@pytest.mark.parametrize(
+    ("model", "rows", "compact", "causes"),
+    [
+        (EVEN, [ROW], HALF, []),
+        (ODD, [replace(GPU, **FASTER), replace(GPU, dense=None)], DENSE, []),
+        (ODD, [ROW], HALF, []),
+        (nn.Sequential(EVEN, ODD, DEPTHWISE), [GPU], HALF, ["Widths: 1 convolutions and 1 depthwise"]),
+        (nn.Sequential(EVEN, ODD), [replace(ROW, backend="onnxruntime")], HALF, ["Widths: 1 convolutions and 0"]),
+        (nn.Sequential(EVEN, DEPTHWISE), [ROW], HALF, ["Widths: 0 convolutions and 1 depthwise"]),
+        (nn.Sequential(EVEN, Select(torch.tensor([0, 2]), 4)), [ROW], HALF, ["Gathers: 1 layers"]),
+        (EVEN, [ROW], replace(HALF, activations=85), ["Memory traffic: 50% of the MACs are left, but 85%"]),
+        (EVEN, [GPU, replace(GPU, batch=64, **FASTER)], HALF, ["Batch: it is faster at 64 images"]),
+        (EVEN, [replace(GPU, backend="eager")], HALF, ["Launches"]),
+        (EVEN, [replace(GPU, backend="compile", compile_mode="default")], HALF, ["Launches"]),
+    ],
+)
+def test_each_cause_is_named(model: nn.Module, rows: list[BenchRow], compact: Cost, causes: list[str]) -> None:
+    found = advice(rows, model, (DENSE, compact))
+    assert len(found) == len(causes)
+    for sentence, cause in zip(found, causes, strict=True):
+        assert sentence.startswith(cause)
+        assert sentence in str(BenchReport((), 2, 1, found))
+
+
+def test_odd_widths_are_counted() -> None:
+    assert disliked_widths(nn.Sequential(EVEN, ODD, DEPTHWISE)) == (1, 1, 5)
+    assert disliked_widths(EVEN, 16) == (1, 0, 3)
+
+
+def test_the_slower_call_is_seen_to_be_slower() -> None:
+    calls = {"slow": lambda: time.sleep(0.004), "fast": lambda: time.sleep(0.001)}
+    timings = alternate(calls, repeats=5, warm_up=1, block_seconds=0.0)
+    assert timings["slow"].median >= 4
+    assert 1 <= timings["fast"].median < timings["slow"].median
+    assert all(len(timing.blocks) == 5 for timing in timings.values())
+
+
+def test_calls_take_turns_and_every_block_is_waited_for() -> None:
+    events: list[str] = []
+    calls = {name: (lambda name=name: events.append(name)) for name in ("a", "b")}
+    alternate(calls, repeats=3, warm_up=0, finish=lambda: events.append("wait"), block_seconds=0.0)
+    assert events[0] == "wait"
+    blocks = [name for name in events if name != "wait"][2:]  # the first two choose how many calls make a block
+    assert blocks == ["a", "b", "b", "a", "a", "b"]
+    assert all(after == "wait" for before, after in itertools.pairwise(events) if before != "wait")
+
+
+def test_short_calls_are_repeated_within_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+
+    def call() -> None:
+        clock[0] += 0.0005
+
+    alternate({"a": call}, repeats=2, warm_up=0, block_seconds=0.01)
+    assert round(clock[0] / 0.0005) == 1 + 2 * 20
+
+
+def test_median_and_quartiles() -> None:
+    timing = Timing((3.0, 1.0, 2.0, 5.0, 4.0))
+    assert timing.median == 3.0
+    assert timing.spread == (2.0, 4.0)
+    assert str(timing) == "3 ms (2 to 4)"
+    assert Timing((2.0,)).spread == (2.0, 2.0)
+
+
+def test_ratios_are_taken_between_neighbours() -> None:
+    # The machine became five times slower half way: both ratios are two all the same.
+    slow, fast = Timing((2.0, 2.0, 10.0)), Timing((1.0, 1.0, 5.0))
+    assert paired_ratio(slow, fast).blocks == (2.0, 2.0, 2.0)
+    with pytest.raises(ValueError):
+        paired_ratio(slow, Timing((1.0,)))
