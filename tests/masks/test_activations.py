@@ -9,7 +9,7 @@ import softprune as sp
 from softprune.errors import ConfigError
 from softprune.graph.operators import activations
 from softprune.masks import MaskConfig, dead_edges
-from softprune.masks.activations import left_tail_dies
+from softprune.masks.functional import left_tail_dies
 
 TORCH = {
     "relu": F.relu,

@@ -15,13 +15,12 @@ def test_the_rule_what_was_got_and_what_to_do() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 2, 3))
     images = torch.randn(2, 3, 8, 8)
     pruner = sp.SoftPruner(model, images)
-    said = r"needs a network without masks\. Got `model` with masks on 1 of .*'1'.*detach\(\).*compact\(\)"
-    with pytest.raises(ModelError, match=f"a walk {said}"):
-        check_unmasked(model, "a walk")
-    with pytest.raises(ModelError, match=f"an export {said}"):
-        fold_batch_norms(model, images)
-    with pytest.raises(ModelError, match=f"a new pruner {said}"):
-        sp.inspect(model, images)
-    with pytest.raises(ModelError, match=f"a benchmark {said.replace('model', 'dense')}"):
-        compare_latency(model, model, images)
+    for call in (
+        lambda: check_unmasked(model, "a walk"),
+        lambda: fold_batch_norms(model, images),
+        lambda: sp.inspect(model, images),
+        lambda: compare_latency(model, model, images),
+    ):
+        with pytest.raises(ModelError, match=r"without masks.*detach\(\)"):
+            call()
     check_unmasked(pruner.detach(), "a walk")

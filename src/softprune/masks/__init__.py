@@ -5,12 +5,12 @@ in one row, and `batchnorm.py` is the BatchNorm that the masks act on.
 """
 
 from softprune.mask_config import MaskConfig as MaskConfig
-from softprune.masks.activations import dead_edges as dead_edges
 from softprune.masks.batchnorm import Folded as Folded
 from softprune.masks.batchnorm import MaskedBatchNorm as MaskedBatchNorm
 from softprune.masks.batchnorm import fold as fold
 from softprune.masks.batchnorm import is_masked as is_masked
 from softprune.masks.functional import alive_probability as alive_probability
+from softprune.masks.functional import dead_edges as dead_edges
 from softprune.masks.functional import dead_probability as dead_probability
 from softprune.masks.functional import drop_probability as drop_probability
 from softprune.masks.functional import hard_mask as hard_mask

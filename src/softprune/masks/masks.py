@@ -17,9 +17,15 @@ from softprune.errors import ModelError
 from softprune.graph import check_is_module
 from softprune.graph.channels import Site
 from softprune.mask_config import GateStatistics, MaskConfig
-from softprune.masks.activations import dead_edges
 from softprune.masks.batchnorm import Folded, MaskedBatchNorm, fold, is_masked, mask_, uncounted, unmask_
-from softprune.masks.functional import alive_probability, dead_probability, hard_mask, relaxed_sample, sparsity_terms
+from softprune.masks.functional import (
+    alive_probability,
+    dead_edges,
+    dead_probability,
+    hard_mask,
+    relaxed_sample,
+    sparsity_terms,
+)
 from softprune.masks.layout import Layout, keep_common, padded
 from softprune.rng import Clock, channel_words, in_backward, logistic_noise
 
