@@ -21,8 +21,7 @@ from softprune import models
 from softprune.cut.saved import DOCUMENT, signed
 from softprune.io import write_atomically
 from softprune.lab.config.settings import RunConfig
-from softprune.lab.runs.folder import RunFolder
-from softprune.lab.runs.reading import Run, best_latencies, load_run
+from softprune.lab.runs.folder import Run, RunFolder, best_latencies, load_run
 from softprune.lab.runs.result import Result
 
 sys.path.insert(0, str(Path(__file__).parent / "paper"))

@@ -26,10 +26,9 @@ from torch import Tensor
 
 import softprune
 from softprune import models
-from softprune.lab.data import ArrayDataset, Augmentation, DataBundle
-from softprune.lab.data.batches import EpochSampler, make_batches
-from softprune.lab.train.optim import Schedule, make_sgd
-from softprune.lab.train.step import StepOptions, TrainStep
+from softprune.lab.config.settings import OptimizerConfig, TrainConfig
+from softprune.lab.data import ArrayDataset, Augmentation, DataBundle, EpochSampler
+from softprune.lab.train.step import TrainStep, make_optimizer
 from softprune.methods import SoftPruner
 
 MODELS = ("vgg16", "resnet56")
@@ -56,11 +55,11 @@ def scp_steps(network: torch.nn.Module) -> Iterator[int]:
     bundle = DataBundle(name="", num_classes=10, input_shape=(3, 32, 32), train=data, test=data, augmentation=crops)
     pruner = SoftPruner(network, bundle.example(2, device), strength=1e-4)
     pruner.updates_on_step = False
-    optimizer = make_sgd(pruner.parameter_groups(weight_decay=2e-4), lr=0.1)
+    optimizer = make_optimizer(OptimizerConfig(), pruner.parameter_groups(weight_decay=2e-4))
     pruner.attach(optimizer)
-    batches = make_batches(bundle, EpochSampler(size=IMAGES, batch_size=BATCH), device=device)
-    options = StepOptions(bf16=True, channels_last=True)
-    step = TrainStep(network, optimizer, batches, schedule=Schedule(base=0.1), pruner=pruner, options=options)
+    batches = bundle.batches(EpochSampler(size=IMAGES, batch_size=BATCH), device)
+    train = TrainConfig(precision="bf16", channels_last=True)
+    step = TrainStep(network, optimizer, batches, schedule=lambda step: 0.1, train=train, pruner=pruner)
     for epoch in range(1000):
         yield from step.epoch(epoch)
 

@@ -1,4 +1,4 @@
-"""Write files whole or not at all, also in a crash."""
+"""Read regular files of a sensible size; write files whole or not at all, also in a crash."""
 
 import contextlib
 import errno
@@ -11,6 +11,8 @@ from pathlib import Path
 
 from softprune.errors import CheckpointError, FileFormatError
 
+LARGEST_NETWORK = 2**34
+"""Bytes of a file with weights or a checkpoint."""
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 
@@ -37,7 +39,8 @@ def write_atomically(path: Path, content: bytes | Iterable[bytes], *, then: str,
 def read_bytes(path: Path, limit: int = 2**28) -> bytes:
     """Return the content of a regular file of at most ``limit`` bytes, or raise a FileFormatError that names it.
 
-    A folder of others may hold a named pipe, which would wait for a writer, or a link to an endless device.
+    Everything that others may have made is read here: a named pipe would wait for a writer, and a link to a device or
+    a sparse file would take all memory.
     """
     try:
         with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:

@@ -16,8 +16,8 @@ from softprune.lab.config.recipes import load_recipe
 from softprune.lab.config.settings import RunConfig, TrainConfig
 from softprune.lab.runs.checkpoint import read_newest
 from softprune.lab.train.control import Listener
-from softprune.lab.train.pruner import check_method
 from softprune.lab.train.run import resume, start
+from softprune.lab.train.stage import check_method
 
 NETWORK = """
 from torch import nn
@@ -147,5 +147,5 @@ def test_wrong_targets_are_refused_before_a_run(config, overrides, message):
 
 def test_a_target_needs_a_method_that_can_pursue_it():
     with pytest.raises(ConfigError, match="can meet one: scp, slimming"):
-        check_method(MethodConfig(name="sss", target={"macs": 0.5}))
+        check_method(RunConfig(method=MethodConfig(name="sss", target={"macs": 0.5})))
     RunConfig(method=MethodConfig(target={"macs": 0.5}), train=TrainConfig(epochs=1))

@@ -32,10 +32,10 @@ from softprune.lab.data import DATASETS
 from softprune.lab.factories import check_name
 from softprune.lab.report import render_run
 from softprune.lab.runs.folder import RunFolder, check_folder_name, check_not_url
-from softprune.lab.runs.weights import check_weights_exist
+from softprune.lab.runs.networks import check_weights_exist
 from softprune.lab.train.control import Listener, StopSignal
-from softprune.lab.train.pruner import check_method
 from softprune.lab.train.run import absolute_paths, resume, start
+from softprune.lab.train.stage import check_method
 
 _AFTER = "{after}"
 """In a value of `set`, the folder of the run named by `after`."""
@@ -148,7 +148,7 @@ def _cells(
             values["data.dir"] = data_dir
         config, name = resolve_recipe(recipe, copy.deepcopy(content), values.items()), label + _suffix(point)
         # What the run itself would raise before training, apart from what network and data show.
-        check_method(config.method, compact_at=config.train.compact_at)
+        check_method(config)
         check_name("model.name", config.model.name, models.REGISTRY, options=config.model.options)
         check_name("data.name", config.data.name, DATASETS, options=config.data.options)
         if after is None and config.model.weights not in ("", BASELINE):

@@ -15,7 +15,7 @@ from softprune.lab.config.recipes import load_recipe
 from softprune.lab.data import ArrayDataset, DataBundle, load_data
 from softprune.lab.runs.folder import RunFolder
 from softprune.lab.runs.networks import build_network, inputs_of
-from softprune.lab.train.run import open_data
+from softprune.lab.train.stage import open_data
 
 Image = pytest.importorskip("PIL.Image", reason='the "vision" extra is not installed')
 OWN = ("--model", "tiny_networks:tiny")
@@ -163,9 +163,9 @@ def test_inputs_of_arrays(low: float, high: float, is_known: bool) -> None:
 def test_evaluate_refuses_other_classes(softprune, finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = load_data("digits")
     names = tuple("abcdefghij")
-    monkeypatch.setattr("softprune.lab.train.run.load_data", lambda *_, **__: replace(data, class_names=names))
+    monkeypatch.setattr("softprune.lab.train.stage.load_data", lambda *_, **__: replace(data, class_names=names))
     refused = softprune("evaluate", str(finished), *OWN)
     assert refused.exit_code == 2
     assert "Got 10 (a, b, c ...) instead of 10 (0, 1, 2 ...)" in " ".join(refused.stderr.split())
-    monkeypatch.setattr("softprune.lab.train.run.load_data", lambda *_, **__: replace(data, class_names=()))
+    monkeypatch.setattr("softprune.lab.train.stage.load_data", lambda *_, **__: replace(data, class_names=()))
     assert softprune("evaluate", str(finished), *OWN).exit_code == 0  # without names, as many classes will do

@@ -26,7 +26,7 @@ from softprune.lab.config.recipes import (
 )
 from softprune.lab.config.settings import RunConfig, TrainConfig
 from softprune.lab.sweep import read_sweep
-from softprune.lab.train.pruner import check_method, make_pruner
+from softprune.lab.train.stage import check_method, make_pruner
 
 REPOSITORY = Path(__file__).parents[3]
 PAPER = sorted((REPOSITORY / "benchmarks" / "paper").glob("*.toml"))
@@ -38,7 +38,7 @@ def test_every_recipe_resolves_and_round_trips(name: str, tmp_path: Path) -> Non
     assert config.name == name
     assert config.model.name in models.REGISTRY or ":" in config.model.name
     assert title_of(recipe_files()[name])
-    check_method(config.method, compact_at=config.train.compact_at)
+    check_method(config)
     path = tmp_path / "config.toml"
     path.write_text(dump_config(config), encoding="utf-8")
     assert read_config(path) == config

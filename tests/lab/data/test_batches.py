@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from softprune.errors import ConfigError
-from softprune.lab.data import ArrayDataset, Augmentation, DataBundle, EpochSampler, Mixing, make_batches, mixed
+from softprune.lab.data import ArrayDataset, Augmentation, DataBundle, EpochSampler, Mixing, mixed
 from softprune.lab.data.arrays import augmented_batch, erased_pixels, image_words, random_boxes, resized_crops
 from softprune.rng import Clock, uniform_noise
 
@@ -35,7 +35,7 @@ def _batch(batches, position, clock):
 def test_batches_follow_the_sampler():
     bundle = _arrays()
     sampler = EpochSampler(size=20, batch_size=6)
-    batches = make_batches(bundle, sampler, device=CPU)
+    batches = bundle.batches(sampler, CPU)
     batches.begin(2, 0)
     for position in (0, 3):
         images, labels = _batch(batches, position, Clock())
@@ -52,7 +52,7 @@ def test_processes_see_the_same_augmented_images():
 
     def epoch_batch(rank=0, world_size=1):
         sampler = EpochSampler(size=20, batch_size=8, rank=rank, world_size=world_size)
-        batches = make_batches(bundle, sampler, device=CPU)
+        batches = bundle.batches(sampler, CPU)
         batches.begin(0, 0)
         return _batch(batches, 1, clock)[0]
 

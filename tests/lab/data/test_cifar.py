@@ -95,13 +95,13 @@ def test_cifar100_uses_fine_labels_and_its_own_constants(tmp_path):
     [
         ({"data": np.zeros((7, 3072), np.float32)}, "of other elements than uint8"),
         ({"data": np.zeros((7, 100), np.uint8)}, "3,072"),
-        ({"data": [1, 2]}, "must be an array"),
+        ({"data": [1, 2]}, "must hold `data`"),
         ({"fine_labels": [100] * 7}, "below 100"),
-        ({"fine_labels": [0] * 6}, "each of 7 images"),
+        ({"fine_labels": [0] * 6}, "below 100 for each"),
         ({"fine_labels": ["cat"] * 7}, "below 100"),
         ({"fine_labels": [[1]] * 7}, "below 100"),
         ({"fine_labels": None}, "below 100"),
-        ({"data": np.zeros((6, 3072), np.uint8), "fine_labels": [0] * 6}, "must hold 7 images. Got 6"),
+        ({"data": np.zeros((6, 3072), np.uint8), "fine_labels": [0] * 6}, "must hold 7 and 3 images. Got 6 and 6"),
     ],
 )
 def test_wrong_content_is_refused(tmp_path, changes, message):

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import Dataset, default_collate
 
 from softprune.errors import DataError
-from softprune.lab.data import BatchLoader, EpochSampler, LoadedDataset, load_data, make_batches
+from softprune.lab.data import BatchLoader, EpochSampler, LoadedDataset, load_data
 from softprune.rng import Clock
 
 Image = pytest.importorskip("PIL.Image", reason='the "vision" extra is not installed')
@@ -90,7 +90,7 @@ def test_batches_come_in_the_given_order_and_again(root, workers):
 
 def test_a_resumed_epoch_goes_on_with_the_batches_of_a_whole_one(root):
     def epoch(start):
-        batches = make_batches(_load(root), EpochSampler(size=10, batch_size=4), device=torch.device("cpu"))
+        batches = _load(root).batches(EpochSampler(size=10, batch_size=4), "cpu")
         batches.begin(1, start)
         found = []
         for position in range(start, 3):
@@ -206,7 +206,7 @@ def test_training_batches_from_memory_are_random_crops(root):
     bundle = _load(root, in_memory=True, erasing=0.5)
     augmentation = bundle.augmentation
     assert (augmentation.resize, augmentation.flip, augmentation.erasing) == (16, True, 0.5)
-    batches = make_batches(bundle, EpochSampler(size=10, batch_size=8), device=torch.device("cpu"))
+    batches = bundle.batches(EpochSampler(size=10, batch_size=8), torch.device("cpu"))
     assert batches.image_shape == (3, 16, 16)
     batches.begin(0, 0)
     images, labels = batches.batch(*batches.rows(torch.tensor([0])), Clock(0))

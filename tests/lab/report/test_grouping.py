@@ -9,7 +9,7 @@ import pytest
 
 from softprune.lab.report.grouping import distinct, group_runs, spread, with_baselines
 from softprune.lab.report.table import Spot, front
-from softprune.lab.runs.reading import Run, load_run
+from softprune.lab.runs.folder import Run, load_run
 
 Make = Callable[..., tuple[Path, dict[str, Any]]]
 

@@ -14,7 +14,7 @@ import pytest
 from softprune.errors import ConfigError, SoftpruneError
 from softprune.lab.report import render_comparison, render_run
 from softprune.lab.report.table import cells_of, experiments, markdown, rows_of
-from softprune.lab.runs.reading import load_run
+from softprune.lab.runs.folder import load_run
 from softprune.target import QUANTITIES, Quantity
 
 Make = Callable[..., tuple[Path, dict[str, Any]]]

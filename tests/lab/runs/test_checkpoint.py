@@ -2,6 +2,7 @@
 
 import errno
 import logging
+import os
 import random
 from pathlib import Path
 
@@ -69,14 +70,14 @@ def test_a_checkpoint_of_another_version_is_left_alone(tmp_path: Path) -> None:
 def test_a_checkpoint_that_may_not_be_read_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint.save_checkpoint(tmp_path, 1, _state(1))
     newest = checkpoint.save_checkpoint(tmp_path, 2, _state(2))
-    whole = Path.read_bytes
+    whole = os.open
 
-    def read(path: Path) -> bytes:
+    def opened(path: Path, flags: int) -> int:
         if path == newest:
             raise PermissionError(errno.EACCES, "Permission denied", str(path))
-        return whole(path)
+        return whole(path, flags)
 
-    monkeypatch.setattr(Path, "read_bytes", read)
+    monkeypatch.setattr("softprune.io.os.open", opened)
     with pytest.raises(CheckpointError, match="Permission denied"):
         checkpoint.read_newest(tmp_path, repair=True)
     assert len(list(tmp_path.glob("*.ckpt"))) == 2

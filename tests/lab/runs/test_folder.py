@@ -9,8 +9,7 @@ import torch
 from softprune.errors import CheckpointError, ConfigError, FileFormatError
 from softprune.lab.config.settings import DataConfig, ModelConfig, RunConfig
 from softprune.lab.runs.environment import describe_session
-from softprune.lab.runs.folder import RunFolder
-from softprune.lab.runs.reading import read_metrics
+from softprune.lab.runs.folder import RunFolder, read_metrics
 from softprune.lab.runs.result import Epoch, Session
 
 

@@ -17,11 +17,11 @@ from softprune.lab.runs.folder import RunFolder
 from softprune.lab.runs.networks import (
     build_network,
     check_outputs,
-    check_training_outputs,
+    load_weights,
     named_config,
+    read_weights,
     starting_network,
 )
-from softprune.lab.runs.weights import load_weights, read_weights
 
 
 def test_the_seed_decides_the_weights() -> None:
@@ -273,10 +273,9 @@ class Pair(nn.Module):
 def test_outputs_are_checked_and_the_random_state_stays() -> None:
     network = nn.Sequential(nn.Flatten(), nn.Dropout(), nn.BatchNorm1d(64), nn.Linear(64, 10))
     data, state = load_data("digits"), torch.get_rng_state()
-    check_outputs(network, data, "It", "build another")
+    check_outputs(network, data, "It", "build another", training=True)
     assert network.training
     assert network[2].num_batches_tracked == 0
-    check_training_outputs(network, data, "It")
     assert torch.equal(torch.get_rng_state(), state)
     with pytest.raises(ConfigError, match=r"It must return .* \(batch, 10\)\. Got tuple for 2 images; build another"):
         check_outputs(Pair(), data, "It", "build another")

@@ -10,8 +10,7 @@ import synthetic_runs
 
 from softprune.errors import FileFormatError
 from softprune.lab.report import render_run
-from softprune.lab.runs.folder import RunFolder
-from softprune.lab.runs.reading import load_run
+from softprune.lab.runs.folder import RunFolder, load_run
 from softprune.lab.runs.result import Epoch, best_epoch, parse_result, to_line
 
 Make = Callable[..., tuple[Path, dict[str, Any]]]

@@ -20,15 +20,14 @@ from tiny import assert_same, final_state, metrics, tiny_config, tiny_recipe
 from softprune.errors import ConfigError
 from softprune.lab import world
 from softprune.lab.config.settings import RunConfig
-from softprune.lab.data import load_data
-from softprune.lab.data.batches import EpochSampler, make_batches
+from softprune.lab.data import EpochSampler, load_data
 from softprune.lab.runs.checkpoint import read_newest
 from softprune.lab.runs.folder import RunFolder
 from softprune.lab.runs.networks import starting_network
 from softprune.lab.train.evaluate import Evaluator
-from softprune.lab.train.optim import learning_rate, make_sgd
-from softprune.lab.train.pruner import make_pruner
 from softprune.lab.train.run import resume, start
+from softprune.lab.train.stage import make_pruner
+from softprune.lab.train.step import learning_rate, make_optimizer
 from softprune.lab.world import World, join_world
 from softprune.masks import Clock
 
@@ -44,10 +43,10 @@ def reference(config: RunConfig) -> tuple[list[dict[str, float]], dict[str, torc
     data = load_data("digits")
     model = starting_network(config.model, data.num_classes, config.seed)[0]
     pruner = make_pruner(config, model, data.example(), total_steps=120)
-    optimizer = make_sgd(pruner.parameter_groups(weight_decay=config.optimizer.weight_decay), lr=0.1)
+    optimizer = make_optimizer(config.optimizer, pruner.parameter_groups(weight_decay=config.optimizer.weight_decay))
     pruner.attach(optimizer)
     sampler = EpochSampler(size=len(data.train), batch_size=config.data.batch_size, seed=config.seed)
-    batches = make_batches(data, sampler, device=torch.device("cpu"))
+    batches = data.batches(sampler, torch.device("cpu"))
     rate = learning_rate(config, sampler.steps)
     clock = Clock(config.seed)  # of the images
     pruner.strength.fill_(config.method.strength)

@@ -8,11 +8,10 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from softprune.lab.data import ArrayDataset, Augmentation, DataBundle
-from softprune.lab.data.batches import EpochSampler, make_batches
+from softprune.lab.config.settings import Mode, OptimizerConfig, TrainConfig
+from softprune.lab.data import ArrayDataset, Augmentation, DataBundle, EpochSampler
 from softprune.lab.train import step as step_module
-from softprune.lab.train.optim import Schedule, make_sgd
-from softprune.lab.train.step import StepOptions, TrainStep
+from softprune.lab.train.step import TrainStep, make_optimizer
 from softprune.methods import REGISTRY, RandomPruner
 
 STRONG = {"scp": 0.1, "scp-target": 0.1, "slimming": 0.01, "sss": 1.0, "variational": 1e-5}
@@ -37,7 +36,7 @@ def network() -> nn.Module:
     return model
 
 
-def trained(method: str, device: torch.device, **options: Any) -> tuple[str | None, Tensor]:
+def trained(method: str, device: torch.device, mode: Mode) -> tuple[str | None, Tensor]:
     """(how the steps ran, all numbers that two epochs leave)."""
     images = torch.randn(28, 1, 6, 6, generator=torch.Generator().manual_seed(1))
     data = ArrayDataset.from_arrays(images, torch.arange(28) % 3, device=device)
@@ -58,16 +57,16 @@ def trained(method: str, device: torch.device, **options: Any) -> tuple[str | No
         settings = {"target": {"macs": 0.5}, "total_steps": 6}
     pruner = REGISTRY[method.partition(" ")[0]](model, example, seed=4, **settings)
     pruner.updates_on_step = False
-    optimizer = make_sgd(pruner.parameter_groups(weight_decay=2e-4), lr=0.1)
+    optimizer = make_optimizer(OptimizerConfig(), pruner.parameter_groups(weight_decay=2e-4))
     pruner.attach(optimizer)
-    batches = make_batches(bundle, EpochSampler(size=28, batch_size=8, seed=3), device=device)
+    batches = bundle.batches(EpochSampler(size=28, batch_size=8, seed=3), device)
     step = TrainStep(
         model,
         optimizer,
         batches,
-        schedule=Schedule(base=0.1, kind="step", milestones=(5,)),
+        schedule=lambda step: 0.1 if step < 5 else 0.01,
         pruner=pruner,
-        options=StepOptions(**options),
+        train=TrainConfig(mode=mode),
     )
     for epoch in range(2):
         for position in step.epoch(epoch):
@@ -96,9 +95,10 @@ def test_compiled_and_recorded_steps_are_the_eager_ones(method: str, monkeypatch
 
     monkeypatch.setattr(step_module, "capture_graph", capture)
     monkeypatch.setattr(TrainStep, "_captures", True)
+    monkeypatch.setattr(TrainStep, "backend", "aot_eager")
     cpu = torch.device("cpu")
     _, eager = trained(method, cpu, mode="eager")
-    mode, recorded = trained(method, cpu, mode="compile", backend="aot_eager")
+    mode, recorded = trained(method, cpu, mode="compile")
     assert mode == "compile"
     if method in ("scp", "scp-target"):
         # The gradients of masks and sparsity loss meet in another order where the masks are a graph of their own.

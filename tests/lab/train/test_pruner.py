@@ -7,7 +7,8 @@ from torch import Tensor, nn
 
 from softprune.errors import ConfigError
 from softprune.lab.config.method import MethodConfig
-from softprune.lab.train.pruner import RECIPE_KEYS, check_method, options_of
+from softprune.lab.config.settings import RunConfig
+from softprune.lab.train.stage import RECIPE_KEYS, check_method, options_of
 from softprune.methods import REGISTRY, RankingPruner
 from softprune.methods.options import keywords_of
 
@@ -16,7 +17,7 @@ from softprune.methods.options import keywords_of
 def test_what_has_a_key_of_its_own_is_no_option(option: str) -> None:
     for method in REGISTRY:
         with pytest.raises(ConfigError) as caught:
-            check_method(MethodConfig(name=method, options={option: 1}))
+            check_method(RunConfig(method=MethodConfig(name=method, options={option: 1})))
         assert str(caught.value).endswith(f"Use {RECIPE_KEYS[option]}.")
 
 
@@ -47,7 +48,7 @@ def test_a_pruner_of_ones_own_has_the_keywords_of_its_base() -> None:
 )
 def test_what_no_method_takes_is_refused(method: MethodConfig, word: str) -> None:
     with pytest.raises(ConfigError, match=word):
-        check_method(method)
+        check_method(RunConfig(method=method))
 
 
 def test_a_latency_table_needs_a_target_of_latency() -> None:

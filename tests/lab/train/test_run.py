@@ -23,9 +23,8 @@ from softprune.lab.runs.folder import RunFolder
 from softprune.lab.runs.networks import build_network
 from softprune.lab.runs.result import Epoch, Totals
 from softprune.lab.train.control import Listener
-from softprune.lab.train.from_checkpoint import compact_run
-from softprune.lab.train.run import Outcome, absolute_paths, check, dense_config, resume, start
-from softprune.lab.train.trainer import Trainer
+from softprune.lab.train.evaluate import compact_run
+from softprune.lab.train.run import Outcome, Trainer, absolute_paths, check, dense_config, resume, start
 from softprune.methods import SoftPruner
 
 Tiny = Callable[..., RunConfig]
@@ -257,7 +256,7 @@ def test_only_what_the_run_began_with_is_resumed(tiny: Tiny, tmp_path: Path, mon
         (dataclasses.replace(data, class_names=tuple("abcdefghij")), "class names"),
     ):
         with monkeypatch.context() as patch:
-            patch.setattr("softprune.lab.train.run.load_data", lambda *_, other=other, **__: other)
+            patch.setattr("softprune.lab.train.stage.load_data", lambda *_, other=other, **__: other)
             with pytest.raises(CheckpointError, match=found):
                 resume(run)
     text = (run / "config.toml").read_text()
@@ -333,7 +332,7 @@ def test_listeners_log_tensorboard_and_pruner_hear_what_happens(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("tensorboard")
-    events, steps, observed = list[Any](), list[int](), list[float]()
+    events, steps = list[Any](), list[int]()
 
     class Heard(Listener):
         def on_phase(self, text: str) -> None:
@@ -349,16 +348,12 @@ def test_listeners_log_tensorboard_and_pruner_hear_what_happens(
             events.append(row.phase)
 
     monkeypatch.setattr(SoftPruner, "update_strength", lambda _, step: steps.append(step))
-    monkeypatch.setattr(SoftPruner, "observe", lambda _, top1: observed.append(top1), raising=False)
-    monkeypatch.setattr(SoftPruner, "warnings", ("a narrow layer",), raising=False)
     settings = (FEW, "train.epochs=2", "train.compact_at=1", "finetune.epochs=1", "records.tensorboard=true")
     result = start(tiny(*settings), tmp_path / "run", listener=Heard()).result
     assert result is not None
     first, second = [(0, 3, 2), 1, 2, "train", "cutting"], [(1, 3, 2), 1, 2, "train", "fine-tuning"]
     assert events == [*first, *second, (2, 3, 2), 1, 2, "finetune", "measuring"]
     assert steps == [1, 2, 3, 4]
-    assert observed == [row.test_top1 for row in result.epochs[:2]]
-    assert result.warnings == ("a narrow layer",)
     (written,) = (tmp_path / "run" / "tensorboard").iterdir()
     assert b"test_top1" in written.read_bytes()
     log = (tmp_path / "run" / "run.log").read_text()

@@ -8,18 +8,23 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from softprune.errors import NonFiniteLoss
+from softprune.errors import ConfigError, NonFiniteLoss
 from softprune.graph import Site
-from softprune.lab.data import ArrayDataset, Augmentation, DataBundle, Mixing, mixed
-from softprune.lab.data.batches import EpochSampler, make_batches
+from softprune.lab.config.settings import OptimizerConfig, RunConfig, TrainConfig
+from softprune.lab.data import ArrayDataset, Augmentation, DataBundle, EpochSampler, Mixing, mixed
 from softprune.lab.train import step as step_module
-from softprune.lab.train.optim import Schedule, make_sgd
-from softprune.lab.train.step import StepOptions, TrainStep
+from softprune.lab.train.step import TrainStep, learning_rate, make_optimizer, match_gradients
 from softprune.masks import Clock, SoftMasks, hook_root_, sparsity_loss
 from softprune.methods.pruner import undecayed_biases
 
 CPU = torch.device("cpu")
 BATCH, SIZE = 8, 28
+
+
+@pytest.fixture(autouse=True)
+def quick_compiler(monkeypatch):
+    if not torch.cuda.is_available():
+        monkeypatch.setattr(TrainStep, "backend", "aot_eager")
 
 
 class _Masks:
@@ -52,7 +57,7 @@ class _Masks:
 class _Run:
     """Everything of a small run."""
 
-    def __init__(self, *, pruned=True, images=None, drop_out=0.0, teacher=None, device=CPU, **options):
+    def __init__(self, *, pruned=True, images=None, drop_out=0.0, teacher=None, mixing=None, device=CPU, **options):
         torch.manual_seed(0)
         self.model = nn.Sequential(
             nn.Conv2d(1, 4, 3, padding=1, bias=False),
@@ -79,18 +84,19 @@ class _Run:
             augmentation=Augmentation(pad=1, flip=True),
         )
         self.pruner = _Masks(self.model) if pruned else None
-        self.optimizer = make_sgd(undecayed_biases(self.model, 2e-4), lr=0.1)
+        self.optimizer = make_optimizer(OptimizerConfig(), undecayed_biases(self.model, 2e-4))
         if self.pruner is not None:
             self.pruner.attach(self.optimizer)
         sampler = EpochSampler(size=SIZE, batch_size=BATCH, seed=3)
         self.step = TrainStep(
             self.model,
             self.optimizer,
-            make_batches(bundle, sampler, device=device),
-            schedule=Schedule(base=0.1, kind="step", milestones=(5,)),
+            bundle.batches(sampler, device),
+            schedule=lambda step: 0.1 if step < 5 else 0.01,
             pruner=self.pruner,
             teacher=teacher,
-            options=StepOptions(**options),
+            train=TrainConfig(**options),
+            mixing=mixing,
         )
 
     def train(self, epochs=2):
@@ -121,13 +127,13 @@ class _Teacher:
 @pytest.mark.filterwarnings("ignore::UserWarning")  # torch 2.13 warns of linear layers in emulated bf16
 @pytest.mark.parametrize(
     "options",
-    [{}, {"label_smoothing": 0.1, "mixing": Mixing(mixup=0.4, cutmix=1.0)}, {"teacher": _Teacher()}, {"bf16": True}],
+    [{}, {"label_smoothing": 0.1, "mixing": Mixing(0.4, 1.0)}, {"teacher": _Teacher()}, {"precision": "bf16"}],
     ids=["plain", "mixing", "teacher", "bf16"],
 )
 def test_is_what_a_plain_loop_computes(options):
     run, plain = _Run(**options), _Run(**options)
     model, optimizer, pruner, teacher = plain.model, plain.optimizer, plain.pruner, plain.step.teacher
-    smoothing, mixing = plain.step.options.label_smoothing, plain.step.options.mixing
+    smoothing, mixing = options.get("label_smoothing", 0.0), plain.step.mixing
     clock, batches, number = Clock(seed=3), plain.step.batches, 0
     sums = []
     for epoch in range(2):
@@ -141,7 +147,7 @@ def test_is_what_a_plain_loop_computes(options):
                 images, share = mixed(images, draw), draw[5]
             optimizer.param_groups[0]["lr"].fill_(0.1 if number < 5 else 0.01)
             optimizer.zero_grad()
-            with torch.autocast("cpu", torch.bfloat16, enabled=plain.step.options.bf16):
+            with torch.autocast("cpu", torch.bfloat16, enabled="precision" in options):
                 logits = model(images)
             logits = logits.float()
             own, before = (
@@ -168,9 +174,8 @@ def test_is_what_a_plain_loop_computes(options):
 
 @pytest.mark.parametrize("pruned", [True, False])
 def test_compiled_steps_give_the_same_numbers(pruned):
-    run = _Run(pruned=pruned, mode="compile", backend="aot_eager").train()
+    run = _Run(pruned=pruned, mode="compile").train()
     assert run.step.mode == "compile"
-    assert run.step.startup_seconds > 0
     assert torch.equal(run.result(), _Run(pruned=pruned).train().result())
 
 
@@ -189,14 +194,15 @@ def graphs(monkeypatch):
 
 
 def test_the_warm_up_of_a_graph_leaves_no_trace(graphs):
-    run = _Run(mode="compile", backend="aot_eager", drop_out=0.5).train()
+    run = _Run(mode="compile", drop_out=0.5).train()
     assert run.step.mode == "compile"
     assert torch.equal(run.result(), _Run(drop_out=0.5).train().result())
 
 
-def test_falls_back_and_says_why(caplog):
+def test_falls_back_and_says_why(monkeypatch, caplog):
     with caplog.at_level(logging.WARNING):
-        run = _Run(mode="compile", backend="nonsense").train()
+        monkeypatch.setattr(TrainStep, "backend", "nonsense")
+        run = _Run(mode="compile").train()
     assert run.step.mode == "eager"
     assert "run eagerly: InvalidBackend" in caplog.text
     assert torch.equal(run.result(), _Run().train().result())
@@ -210,7 +216,7 @@ def test_a_failure_in_the_middle_of_a_trial_is_undone(monkeypatch, caplog):
     monkeypatch.setattr(step_module, "capture_graph", failing_capture)
     monkeypatch.setattr(TrainStep, "_captures", True)
     with caplog.at_level(logging.WARNING):
-        run = _Run(mode="compile", backend="aot_eager").train()
+        run = _Run(mode="compile").train()
     assert "RuntimeError: operation not permitted when stream is capturing" in caplog.text
     assert run.step.mode == "eager"
     assert torch.equal(run.result(), _Run().train().result())
@@ -243,7 +249,8 @@ def test_a_resumed_run_is_bit_identical(stop):
 
 
 @pytest.mark.parametrize("check_every", [1, 100])
-def test_a_loss_that_is_not_finite_names_its_step_and_images(check_every):
+def test_a_loss_that_is_not_finite_names_its_step_and_images(check_every, monkeypatch):
+    monkeypatch.setattr(step_module, "_CHECK_EVERY", check_every)
     images = torch.randn(SIZE, 1, 4, 4)
     images[7] = float("nan")
     run = _Run(images=images)
@@ -251,7 +258,7 @@ def test_a_loss_that_is_not_finite_names_its_step_and_images(check_every):
     position = int((order == 7).any(1).nonzero()[0])
     done = []
     with pytest.raises(NonFiniteLoss, match=rf"step {position} \(epoch 0, batch {position}\)") as caught:
-        done.extend(run.step.epoch(0, check_every=check_every))
+        done.extend(run.step.epoch(0))
     assert caught.value.indices == order[position].tolist()
     assert len(done) == (position if check_every == 1 else 3)
     with pytest.raises(NonFiniteLoss):
@@ -275,3 +282,73 @@ def test_on_a_gpu():
     eager = _Run(mode="eager", **options).train()
     assert torch.allclose(run.result(), eager.result(), rtol=1e-3, atol=1e-4)
     assert torch.allclose(run.result(), _Run().train().result(), rtol=1e-2, atol=1e-2)
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 2))
+
+
+@pytest.mark.parametrize("nesterov", [True, False])
+def test_sgd_is_pytorchs_own_with_a_number_for_a_rate(nesterov):
+    ours, theirs = network(), network()
+    mine = make_optimizer(OptimizerConfig(nesterov=nesterov), undecayed_biases(ours, 2e-4))
+    reference = torch.optim.SGD(undecayed_biases(theirs, 2e-4), lr=0.1, momentum=0.9, nesterov=nesterov, foreach=False)
+    x = torch.randn(5, 3, 4, 4)
+    for step in range(4):
+        rate = 0.1 / (step + 1)
+        mine.param_groups[0]["lr"].fill_(rate)
+        for group in reference.param_groups:
+            group["lr"] = rate
+        for model, optimizer in ((ours, mine), (theirs, reference)):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert torch.allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_momentum_and_gradients_have_the_memory_order_of_the_weights():
+    model = network().to(memory_format=torch.channels_last)
+    optimizer = make_optimizer(OptimizerConfig(), undecayed_biases(model, 0.0))
+    weight = model[0].weight
+    assert optimizer.state[weight]["momentum_buffer"].stride() == weight.stride()
+    projection = nn.Conv2d(5, 7, 1, bias=False).weight
+    projection.grad = torch.randn(7, 5, 1, 1).as_strided((7, 5, 1, 1), (5, 1, 5, 5))
+    expected = projection.grad.clone()
+    match_gradients(torch.optim.SGD([projection]))
+    assert projection.grad.stride() == projection.stride()
+    assert torch.equal(projection.grad, expected)
+
+
+COSINE = {"kind": "cosine"}
+
+
+@pytest.mark.parametrize(
+    ("sections", "finetune", "rates"),
+    [
+        ({}, False, {0: 0.1, 80 * 7 - 1: 0.1, 80 * 7: 0.01, 121 * 7 - 1: 0.01, 121 * 7: 0.001, 160 * 7: 0.001}),
+        ({"train": {"epochs": 2}, "schedule": COSINE}, False, {0: 0.1, 7: 0.05, 14: 0.0, 99: 0.0}),
+        (
+            {"train": {"epochs": 2}, "schedule": {**COSINE, "warmup_epochs": 4 / 7}},
+            False,
+            {0: 0.025, 1: 0.05, 3: 0.1, 4: 0.1, 9: 0.05},
+        ),
+        ({"schedule": {"milestones": [1], "warmup_epochs": 4 / 7}}, False, {3: 0.1, 6: 0.1, 7: 0.01}),
+        ({"schedule": {"kind": "constant"}}, False, {10**6: 0.1}),
+        ({"train": {"epochs": 0}}, False, {10**6: 0.1}),
+        (
+            {"train": {"epochs": 10}, "finetune": {"epochs": 6, "schedule": "step", "milestones": [2, 4], "lr": 0.5}},
+            True,
+            {70: 0.5, 83: 0.5, 84: 0.05, 98: 0.005},
+        ),
+    ],
+)
+def test_learning_rates(sections, finetune, rates):
+    rate = learning_rate(RunConfig(**sections), 7, finetune)
+    assert {step: rate(step) for step in rates} == pytest.approx(rates)
+
+
+def test_a_cosine_ends_after_its_warm_up():
+    with pytest.raises(ConfigError, match="warm-up"):
+        learning_rate(RunConfig(train={"epochs": 2}, schedule={**COSINE, "warmup_epochs": 2.0}), 7)

@@ -58,7 +58,7 @@ def _show_recipe(name: str, copy: Path | None) -> None:
 @command
 def methods(as_json: Json = False) -> None:
     """List the pruning methods (`method.name` in a recipe)."""
-    from softprune.lab.train.pruner import options_of
+    from softprune.lab.train.stage import options_of
     from softprune.methods import REGISTRY
 
     rows = [[name, pruner.description, ", ".join(options_of(pruner))] for name, pruner in REGISTRY.items()]

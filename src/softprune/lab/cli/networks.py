@@ -143,7 +143,7 @@ def compact(
     Read the result with `softprune.load`. --round-to and --no-gathers change the speed of the network, not what it
     computes; they need --out. `softprune bench` compares the variants.
     """
-    from softprune.lab.train.from_checkpoint import compact_run
+    from softprune.lab.train.evaluate import compact_run
 
     own = {"model": model, "data": data, "method": method}
     path, before, after = compact_run(
@@ -174,7 +174,7 @@ def evaluate(
 
     A compact network outside of its run can be evaluated too.
     """
-    from softprune.lab.train.from_checkpoint import evaluate_folder
+    from softprune.lab.train.evaluate import evaluate_folder
 
     shape = parse_shape(input_shape)
     found = evaluate_folder(run, device=device, data_dir=data_dir, model=model, data=data, method=method, shape=shape)

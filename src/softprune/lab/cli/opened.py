@@ -21,8 +21,8 @@ from softprune.lab.data.files import evaluation_crop, is_image, read_image
 from softprune.lab.runs.folder import RunFolder
 from softprune.lab.runs.networks import build_network, inputs_of, locate_compact, named_config
 from softprune.lab.runs.result import Inputs
-from softprune.lab.train.from_checkpoint import refuse_dense
-from softprune.lab.train.run import open_data
+from softprune.lab.train.evaluate import refuse_dense
+from softprune.lab.train.stage import open_data
 from softprune.models import REGISTRY
 
 LARGEST_CLASSES = 1_000_000

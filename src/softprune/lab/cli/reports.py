@@ -11,8 +11,7 @@ from softprune.errors import ConfigError
 from softprune.io import write_atomically
 from softprune.lab.cli.app import Json, Run, command
 from softprune.lab.cli.output import format_count, format_cut, format_percent, print_json, print_table, remark, say
-from softprune.lab.runs.folder import RunFolder
-from softprune.lab.runs.reading import read_metrics
+from softprune.lab.runs.folder import RunFolder, read_metrics
 from softprune.lab.runs.result import Result
 
 if TYPE_CHECKING:
@@ -154,7 +153,7 @@ def compare(
 def comparison_rows(folders: Sequence[Path]) -> "list[Row]":
     """Read finished runs and return the rows of their table; a line names each run that is left out."""
     from softprune.lab.report.table import experiments, rows_of
-    from softprune.lab.runs.reading import load_run
+    from softprune.lab.runs.folder import load_run
 
     groups, repeats = experiments([load_run(folder) for folder in folders])
     for repeat in repeats:

@@ -1,7 +1,8 @@
 """Images that fit in memory: one tensor on the device that trains, where batches are gathered, cropped and augmented.
 
-Every random number is a hash of (seed, step, position in the batch), or of (seed, step) for mixup and CutMix. A batch
-is therefore the same eager, compiled, inside a CUDA graph, after a resume and on any number of processes.
+`EpochSampler` is the order of the images, in memory or not. Every random number is a hash of (seed, step, position in
+the batch), or of (seed, step) for mixup and CutMix. A batch is therefore the same eager, compiled, inside a CUDA graph,
+after a resume and on any number of processes.
 """
 
 import math
@@ -13,11 +14,11 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from softprune.errors import DataError, first_line
-from softprune.rng import Clock, channel_words, uniform_noise
+from softprune.errors import ConfigError, DataError, first_line
+from softprune.rng import Clock, channel_words, hashed_permutation, uniform_noise
 
-# Takes the place of a site's number; far above any of them, so that masks and images never share their noise.
-_IMAGES = 0x696D6167
+# Take the place of a site's number; far above any of them, so that masks, images and order never share their noise.
+_IMAGES, _ORDER = 0x696D6167, 0x6F726465
 _ERASING_DRAWS = 5
 _CROP_TRIES = 10
 """A resized crop that does not lie within the image is drawn again, at most this often."""
@@ -134,6 +135,105 @@ class ArrayDataset:
         return self.normalise(self.images.index_select(0, indices)), self.labels.index_select(0, indices)
 
 
+@dataclass(frozen=True)
+class EpochSampler:
+    """Batches of image indices, all of them full: an epoch has ceil(size / batch_size) steps.
+
+    They are cut from an endless sequence of permutations. If an epoch ends inside a permutation, the next one continues
+    there. In the long run every image is used equally often.
+
+    With several processes each takes its slice of every batch, so that together they process the same batches as one.
+    """
+
+    size: int
+    """Number of images."""
+    batch_size: int
+    """Images per optimizer step, over all processes."""
+    seed: int = 0
+    """Together with the epoch, determines the order."""
+    rank: int = 0
+    """Rank of this process."""
+    world_size: int = 1
+    """Number of processes."""
+
+    def __post_init__(self) -> None:
+        if self.batch_size % self.world_size:
+            raise ConfigError(
+                f"The batch must divide evenly among the {self.world_size} processes. "
+                f"Got a batch size of {self.batch_size}; start as many processes as divide it, or change a new run's "
+                "data.batch_size."
+            )
+
+    @property
+    def steps(self) -> int:
+        return -(-self.size // self.batch_size)
+
+    @property
+    def local_batch(self) -> int:
+        """Images per step in this process."""
+        return self.batch_size // self.world_size
+
+    @property
+    def local_slice(self) -> slice:
+        """The part of a batch that this process takes."""
+        return slice(self.rank * self.local_batch, (self.rank + 1) * self.local_batch)
+
+    def draws(self, epoch: int) -> Tensor:
+        """Return the number of each image of the epoch, counted since training began, (steps, local_batch)."""
+        length = self.steps * self.batch_size
+        numbers = torch.arange(epoch * length, (epoch + 1) * length)
+        return numbers.view(self.steps, self.batch_size)[:, self.local_slice].contiguous()
+
+    def indices(self, epoch: int, device: torch.device | str = "cpu") -> Tensor:
+        """Return the images of the epoch's batches, (steps, local_batch), the same on every device."""
+        length = self.steps * self.batch_size
+        first, start = divmod(epoch * length, self.size)
+        passes = range(first, first - (-(start + length) // self.size))
+        order = torch.cat([self.permutation(number, device) for number in passes])[start : start + length]
+        return order.view(self.steps, self.batch_size)[:, self.local_slice].contiguous()
+
+    def permutation(self, number: int, device: torch.device | str = "cpu") -> Tensor:
+        """Return the permutation with this number: the images sorted by a hash."""
+        return hashed_permutation(self.size, self.seed, _ORDER, number, device)
+
+
+class ArrayBatches:
+    """Batches gathered from images on the device. The order of the epoch is there too, so a step needs no host.
+
+    :meth:`rows` returns two tensors that identify a batch, and :meth:`batch` turns them into images and labels. Both
+    are tensor operations on buffers of fixed address, so that a CUDA graph can hold them.
+    """
+
+    def __init__(self, data: ArrayDataset, sampler: EpochSampler, augmentation: Augmentation) -> None:
+        self.data, self.sampler, self.augmentation = data, sampler, augmentation
+        channels, height, width = data.shape
+        side = augmentation.resize
+        self.device = data.device
+        self.image_shape: tuple[int, ...] = (channels, side or height, side or width)
+        self._order = torch.zeros(sampler.steps, sampler.local_batch, dtype=torch.int64, device=self.device)
+        words = image_words(sampler.seed, sampler.batch_size, self.device)
+        self._words = words[:, sampler.local_slice].contiguous()
+
+    def begin(self, epoch: int, start: int) -> None:
+        """Start an epoch at its batch number `start`."""
+        self._order.copy_(self.sampler.indices(epoch, self.device))
+
+    def before_step(self) -> None:
+        """Make the next batch ready. Runs outside any graph."""
+
+    def indices(self, position: int) -> list[int]:
+        """Return the indices of a batch's images, for messages."""
+        return self._order[position].tolist()
+
+    def rows(self, position: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what identifies the batch at `position`, a tensor of one number."""
+        return self._order.index_select(0, position).squeeze(0), self._words
+
+    def batch(self, first: Tensor, second: Tensor, clock: Clock) -> tuple[Tensor, Tensor]:
+        """Return the normalised images and the labels of what :meth:`rows` returned."""
+        return augmented_batch(self.data, first, self.augmentation, clock, second)
+
+
 def image_words(seed: int, batch_size: int, device: torch.device | str | None = None) -> Tensor:
     """Return the constant part of the hash, a row for each draw: rows, columns, flips, erasing, resized crops."""
     draws = 3 + _ERASING_DRAWS + 2 * _CROP_TRIES
@@ -243,7 +343,7 @@ def erased_pixels(u: Tensor, probability: float, height: int, width: int) -> Ten
     return inside & (chosen < probability)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Mixing:
     """How the images of a batch, in memory or from files, are mixed. With both, each batch takes one at random."""
 

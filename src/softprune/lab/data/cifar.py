@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from softprune.errors import DataError
+from softprune.io import read_bytes
 
 
 class Cifar(NamedTuple):
-    """One of the two data sets: its files, their content, and the normalisation of its pixels."""
+    """One of the two data sets: its files, their keys, and the normalisation of its pixels."""
 
     name: str
     num_classes: int
-    archive: str
     folder: str
     train_files: tuple[str, ...]
     test_file: str
@@ -37,12 +37,12 @@ class Cifar(NamedTuple):
 
 # fmt: off
 CIFAR10 = Cifar(
-    "cifar10", 10, "cifar-10-python.tar.gz", "cifar-10-batches-py", tuple(f"data_batch_{i}" for i in range(1, 6)),
-    "test_batch", "batches.meta", "labels", "label_names", mean=(125.3, 123.0, 113.9), std=(63.0, 62.1, 66.7),
+    "cifar10", 10, "cifar-10-batches-py", tuple(f"data_batch_{i}" for i in range(1, 6)), "test_batch", "batches.meta",
+    "labels", "label_names", mean=(125.3, 123.0, 113.9), std=(63.0, 62.1, 66.7),
 )
 CIFAR100 = Cifar(
-    "cifar100", 100, "cifar-100-python.tar.gz", "cifar-100-python", ("train",), "test", "meta", "fine_labels",
-    "fine_label_names", mean=(129.3, 124.1, 112.4), std=(68.2, 65.4, 70.4),
+    "cifar100", 100, "cifar-100-python", ("train",), "test", "meta", "fine_labels", "fine_label_names",
+    mean=(129.3, 124.1, 112.4), std=(68.2, 65.4, 70.4),
 )
 # fmt: on
 
@@ -56,38 +56,42 @@ def read_cifar(cifar: Cifar, root: Path) -> tuple[tuple[Part, Part], tuple[str, 
     folder = root if (root / cifar.meta_file).is_file() else root / cifar.folder
     missing = [file for file in wanted if not (folder / file).is_file()]
     if missing:
+        archive = cifar.name.replace("cifar", "cifar-") + "-python.tar.gz"
         raise DataError(
             f"{cifar.name} needs the official Python files {', '.join(wanted)} in {folder}. Got a folder without "
-            f"{', '.join(missing)}. Unpack https://www.cs.toronto.edu/~kriz/{cifar.archive} in {root} with `tar xzf`, "
+            f"{', '.join(missing)}. Unpack https://www.cs.toronto.edu/~kriz/{archive} in {root} with `tar xzf`, "
             "or say where it is unpacked with --data-dir (load_data's `root`)."
         )
     names = read_pickle(folder / cifar.meta_file).get(cifar.names)
     if not isinstance(names, list) or len(names) != cifar.num_classes:
         raise DataError(f"{folder / cifar.meta_file} must list {cifar.num_classes} class names. Unpack it again.")
-    parts = []
-    for files, count in zip((cifar.train_files, (cifar.test_file,)), cifar.sizes, strict=True):
-        images, labels = zip(*(_images(cifar, folder / file) for file in files), strict=True)
-        part = np.concatenate(images), np.concatenate(labels)
-        if len(part[1]) != count:
-            raise DataError(
-                f"{', '.join(files)} in {folder} must hold {count:,} images. Got {len(part[1]):,}; unpack them again."
+    images, labels = zip(*(_images(cifar, folder / file) for file in cifar.train_files), strict=True)
+    parts = (np.concatenate(images), np.concatenate(labels)), _images(cifar, folder / cifar.test_file)
+    found = len(parts[0][1]), len(parts[1][1])
+    if found != cifar.sizes:
+        raise DataError(
+            "{} in {} must hold {:,} and {:,} images. Got {:,} and {:,}; unpack them again.".format(
+                cifar.name, folder, *cifar.sizes, *found
             )
-        parts.append(part)
-    return (parts[0], parts[1]), tuple(_text(name) for name in names)
+        )
+    return parts, tuple(map(_text, names))
 
 
 def _images(cifar: Cifar, path: Path) -> Part:
     content = read_pickle(path)
     pixels, labels = content.get("data"), content.get(cifar.labels)
-    if not isinstance(pixels, np.ndarray) or pixels.shape[1:] != (3 * 32 * 32,):
-        raise DataError(f"{path}: `data` must be an array of 3,072 bytes per image. Unpack the file again.")
-    whole = isinstance(labels, list) and all(type(each) is int and 0 <= each < cifar.num_classes for each in labels)
-    if not whole or len(labels) != len(pixels):
+    if not (
+        isinstance(pixels, np.ndarray)
+        and pixels.shape[1:] == (3 * 32 * 32,)
+        and isinstance(labels, list)
+        and len(labels) == len(pixels)
+        and all(type(each) is int and 0 <= each < cifar.num_classes for each in labels)
+    ):
         raise DataError(
-            f"{path}: `{cifar.labels}` must hold a number below {cifar.num_classes} for each of {len(pixels)} images. "
-            f"Unpack the file again; is it of {cifar.name}?"
+            f"{path} must hold `data`, 3,072 bytes for each image, and `{cifar.labels}`, a number below "
+            f"{cifar.num_classes} for each. Unpack the file again; is it of {cifar.name}?"
         )
-    return pixels.reshape(-1, 3, 32, 32), np.array(labels, dtype=np.int64)
+    return pixels.reshape(-1, 3, 32, 32).copy(), np.array(labels, dtype=np.int64)
 
 
 def _text(value: Any) -> str:
@@ -127,7 +131,7 @@ class _Unpickler(pickle.Unpickler):
 def read_pickle(path: Path) -> Any:
     """Return the dictionary in a pickle of plain data, bytes and arrays of bytes. Nothing that it names is called."""
     try:
-        content = _Unpickler(io.BytesIO(path.read_bytes()), encoding="bytes").load()
+        content = _Unpickler(io.BytesIO(read_bytes(path)), encoding="bytes").load()
         return {
             _text(key): _array(*value.state) if isinstance(value, _Array) else value for key, value in content.items()
         }

@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler, Subset
 
 from softprune.errors import DataError, first_few, import_optional
-from softprune.lab.data.arrays import ArrayDataset
+from softprune.lab.data.arrays import ArrayDataset, EpochSampler, normalised
+from softprune.rng import Clock
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
 _FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "PPM", "TIFF")
@@ -198,6 +199,41 @@ class BatchLoader:
                 f"Loader processes must return every batch. Got {str(error).splitlines()[0].removesuffix('.')}. If "
                 "memory is exhausted, free some, or set fewer data.workers in config.toml."
             ) from error
+
+
+class LoaderBatches:
+    """Batches from worker processes, copied into buffers of fixed address. Its members are those of ArrayBatches.
+
+    They arrive as loaded, usually bytes, a quarter of the traffic of floats, and are normalised on the device.
+    """
+
+    def __init__(self, loader: BatchLoader, sampler: EpochSampler) -> None:
+        self.loader, self.sampler, self.device = loader, sampler, loader.device
+        self.image_shape = loader.dataset.shape
+        count = sampler.local_batch
+        images = torch.zeros(count, *self.image_shape, dtype=loader.dataset.dtype, device=self.device)
+        labels = torch.zeros(count, dtype=torch.int64, device=self.device)
+        self._buffers = images, labels
+        self._mean, self._std = loader.dataset.mean.to(self.device), loader.dataset.std.to(self.device)
+        self._order = torch.empty(0, 0, dtype=torch.int64)
+        self._coming: Iterator[tuple[Tensor, Tensor]] = iter(())
+
+    def begin(self, epoch: int, start: int) -> None:
+        self._order = self.sampler.indices(epoch)
+        self._coming = self.loader.batches(self._order[start:], self.sampler.draws(epoch)[start:])
+
+    def before_step(self) -> None:
+        for buffer, content in zip(self._buffers, next(self._coming), strict=True):
+            buffer.copy_(content)
+
+    def indices(self, position: int) -> list[int]:
+        return self._order[position].tolist()
+
+    def rows(self, position: Tensor) -> tuple[Tensor, Tensor]:
+        return self._buffers
+
+    def batch(self, first: Tensor, second: Tensor, clock: Clock) -> tuple[Tensor, Tensor]:
+        return normalised(first, self._mean, self._std), second
 
 
 def load_folder(

@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, Subset
 
 from softprune.errors import DataError
-from softprune.lab.data.arrays import ArrayDataset, Augmentation
+from softprune.lab.data.arrays import ArrayBatches, ArrayDataset, Augmentation, EpochSampler
 from softprune.lab.data.cifar import CIFAR10, CIFAR100, Cifar, read_cifar
-from softprune.lab.data.files import LoadedDataset, keep_on_device, load_folder
+from softprune.lab.data.files import BatchLoader, LoadedDataset, LoaderBatches, keep_on_device, load_folder
 from softprune.lab.factories import call_factory, check_name
 from softprune.rng import hashed_permutation
 
@@ -100,6 +100,14 @@ class DataBundle:
         order = hashed_permutation(total, seed, _HOLDOUT, 0)
         held, kept = order[:count].sort().values, order[count:].sort().values
         return replace(self, train=self.train.subset(kept), holdout=self.train.subset(held, augment=False))
+
+    def batches(
+        self, sampler: EpochSampler, device: torch.device | str, workers: int = 0
+    ) -> ArrayBatches | LoaderBatches:
+        """Return batches of the training images in the order of ``sampler``, on ``device``."""
+        if isinstance(self.train, ArrayDataset):
+            return ArrayBatches(self.train, sampler, self.augmentation)
+        return LoaderBatches(BatchLoader(self.train, workers=workers, device=device), sampler)
 
     def example(self, batch_size: int = 2, device: torch.device | str = "cpu") -> Tensor:
         """Return zeros of the shape of the network's input."""

@@ -18,7 +18,7 @@ from softprune.lab.report.scatter import scatters
 from softprune.lab.report.table import EXPLANATION, cells_of, experiments, rows_of
 from softprune.lab.report.text import accuracy, cut, duration, known_as, percent
 from softprune.lab.report.training import precision_of
-from softprune.lab.runs.reading import Run, load_run
+from softprune.lab.runs.folder import Run, load_run
 
 
 def render_comparison(run_dirs: Sequence[Path | str], out: Path | str) -> Path:

@@ -6,7 +6,7 @@ from typing import Any
 
 from softprune.lab.report.scales import CANVASES, Canvas, Scale, apart, limits, line_path, quantile, ticks
 from softprune.lab.report.text import accuracy, removed, significant
-from softprune.lab.runs.reading import Run
+from softprune.lab.runs.folder import Run
 from softprune.lab.runs.result import Epoch
 
 Event = tuple[int, str]

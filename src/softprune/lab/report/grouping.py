@@ -10,7 +10,7 @@ from typing import Any
 
 from softprune.lab.config.recipes import config_to_dict, flat_settings
 from softprune.lab.report.text import DOT, scientific
-from softprune.lab.runs.reading import Run
+from softprune.lab.runs.folder import Run
 
 INCIDENTAL = (
     *("seed.", "name.", "records.", "train.mode.", "train.dense_baseline."),

@@ -11,7 +11,7 @@ from softprune.lab.report.scales import CANVASES
 from softprune.lab.report.table import method_of
 from softprune.lab.report.text import MINUS, accuracy, count, file_size, milliseconds, percent, short, significant
 from softprune.lab.report.training import epochs_section, precision_of, target_section, training_section, warnings_of
-from softprune.lab.runs.reading import Run, load_run
+from softprune.lab.runs.folder import Run, load_run
 from softprune.lab.runs.result import Totals, Variant
 
 MODULES_SHOWN = 14

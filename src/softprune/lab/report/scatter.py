@@ -7,7 +7,7 @@ from softprune.lab.report.grouping import Experiment, spread
 from softprune.lab.report.scales import CANVASES, Canvas, Scale, limits, line_path, ticks
 from softprune.lab.report.table import Spot, front
 from softprune.lab.report.text import milliseconds, short
-from softprune.lab.runs.reading import Run, best_latencies
+from softprune.lab.runs.folder import Run, best_latencies
 
 Cost = Callable[[Run], tuple[float, float] | None]
 """Returns the cost of the dense and of the compact network, or None where it was not measured."""

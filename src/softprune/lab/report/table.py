@@ -9,7 +9,7 @@ from softprune.errors import printable
 from softprune.lab.config.method import TITLES
 from softprune.lab.report.grouping import Experiment, Spread, distinct, group_runs, shared, spread, with_baselines
 from softprune.lab.report.text import cut, known_as
-from softprune.lab.runs.reading import Run, best_latencies
+from softprune.lab.runs.folder import Run, best_latencies
 
 
 class Spot(NamedTuple):

@@ -8,7 +8,7 @@ from softprune.errors import SoftpruneError
 from softprune.io import read_bytes
 from softprune.lab.report.curves import ACCURACY, REMOVED, Panel, Series, curves, events_of, line_of
 from softprune.lab.report.text import accuracy, count, cut, percent, significant
-from softprune.lab.runs.reading import Run, load_run
+from softprune.lab.runs.folder import Run, load_run
 from softprune.target import Target, read_target
 
 PRECISIONS = {"bf16": "bfloat16", "tf32": "float32 with TF32", "fp32": "float32"}

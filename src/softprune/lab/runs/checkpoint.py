@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from softprune.errors import CheckpointError, FileFormatError, SoftpruneError, first_line
-from softprune.io import read_bytes, write_atomically
+from softprune.io import LARGEST_NETWORK, read_bytes, write_atomically
 from softprune.lab.runs.folder import RunFolder
 from softprune.lab.world import is_lost_process
 from softprune.log import get_logger
@@ -29,8 +29,6 @@ _VERSION = 3
 _COMMENT = re.compile(rb"softprune checkpoint (\d{1,9}) sha256 ([0-9a-f]{64})\Z")
 _LONGEST_COMMENT = 128
 _SUFFIX = ".ckpt"
-MOST_BYTES = 2**35
-"""Largest file of weights that is read at once."""
 
 
 class _DamagedError(CheckpointError):
@@ -63,9 +61,9 @@ def save_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> Path:
 def read_checkpoint(path: Path) -> dict[str, Any]:
     """Return the state in a checkpoint file, on the CPU, or raise a CheckpointError that says what is wrong."""
     try:
-        content = read_bytes(path, MOST_BYTES)
+        content = read_bytes(path, LARGEST_NETWORK)
     except FileFormatError as error:
-        raise CheckpointError(f"{error} Nothing was changed; then resume.") from error
+        raise CheckpointError(f"A checkpoint must be a readable file. {error} Nothing was changed.") from error
     comment = _COMMENT.search(content, max(0, len(content) - _LONGEST_COMMENT))
     if comment is None:
         raise _DamagedError(f"A checkpoint must end with its checksum. Got a damaged or another file at {path}.")
@@ -81,7 +79,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     if not right_length or digest.hexdigest().encode() != comment[2]:
         raise _DamagedError(f"A checkpoint must match its checksum. Got a damaged file at {path}.")
     try:
-        state = load_tensors(io.BytesIO(content))
+        state = load_tensors(content)
         if not isinstance(state, dict):
             raise TypeError(f"a {type(state).__name__}")
     except Exception as error:  # what torch.load refuses has no common class
@@ -91,12 +89,12 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     return state
 
 
-def load_tensors(file: Path | io.BytesIO) -> Any:
-    """Return what ``torch.save`` wrote, on the CPU, without running code. Raise nearly anything for a damaged file."""
+def load_tensors(content: bytes) -> Any:
+    """Return what ``torch.save`` wrote, on the CPU, without running code. Raise nearly anything for damaged bytes."""
     # The training scripts of timm and torchvision store their arguments in it. It is a record without code.
     is_known = argparse.Namespace in torch.serialization.get_safe_globals()  # of the process, and stays so
     with torch.serialization.safe_globals([] if is_known else [argparse.Namespace]):
-        return torch.load(file, map_location="cpu", weights_only=True)
+        return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
 
 
 def read_newest(folder: Path, *, repair: bool = False) -> tuple[Path, dict[str, Any]]:

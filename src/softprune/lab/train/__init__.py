@@ -1,4 +1,1 @@
-"""Training: one loop for every method, its recipes, checkpoints and records.
-
-Read `run.py` (`start`) first, then `trainer.py`, the loop, `stage.py`, what a cut replaces, and `step.py`, one step.
-"""
+"""Training: one loop for every method, its checkpoints and records. Read `run.py`, then `stage.py` and `step.py`."""

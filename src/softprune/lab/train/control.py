@@ -5,14 +5,14 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from logging.handlers import BufferingHandler
+from logging.handlers import MemoryHandler
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from softprune.errors import SoftpruneError
-from softprune.lab.runs.folder import RunFolder
 from softprune.lab.runs.result import Epoch, Totals
 
 EXIT_STOPPED = 75
@@ -77,52 +77,26 @@ class StopSignal:
         self._signal = signal.Signals(number).name
 
 
-@contextmanager
-def early_messages() -> Iterator[list[logging.LogRecord]]:
-    """Collect softprune's messages until the block passes them to :func:`run_log`: the run has no folder yet."""
-    package, handler = logging.getLogger("softprune"), BufferingHandler(sys.maxsize)
-    package.addHandler(handler)
-    try:
-        yield handler.buffer
-    finally:
-        package.removeHandler(handler)
+class RunLog(Listener):
+    """Writes a run's events to its log file, and passes them on to another listener."""
 
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+        # Keeps what comes before the run has a folder.
+        self.handler = MemoryHandler(capacity=1, flushLevel=sys.maxsize)
 
-@contextmanager
-def run_log(
-    folder: RunFolder, listener: Listener, *, write: bool = True, early: Sequence[logging.LogRecord] = ()
-) -> Iterator[Listener]:
-    """Append what happens within the block to run.log. Yield a listener that passes events on to ``listener``.
+    def open(self, path: Path) -> None:
+        """Append to the file ``path``, first what was logged until now."""
+        file = logging.FileHandler(path, encoding="utf-8", errors="backslashreplace")
+        file.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s", "%Y-%m-%d %H:%M:%S"))
+        self.handler.setTarget(file)
+        self.handler.flush()
 
-    Messages of softprune's loggers are included at the level that the application has set for them; ``early`` ones are
-    written first.
-    """
-    if not write:
-        yield listener
-        return
-    handler = logging.FileHandler(folder.log, encoding="utf-8", errors="backslashreplace")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s", "%Y-%m-%d %H:%M:%S"))
-    for record in tuple(early):
-        handler.handle(record)
-    package = logging.getLogger("softprune")
-    package.addHandler(handler)
-    try:
-        yield _LoggedListener(listener, handler)
-    except BaseException as error:
-        kind = "an error" if isinstance(error, SoftpruneError) else type(error).__name__
-        _write(handler, f"stopped by {kind}: {error}", logging.ERROR)
-        raise
-    finally:
-        package.removeHandler(handler)
-        handler.close()
-
-
-class _LoggedListener(Listener):
-    def __init__(self, listener: Listener, handler: logging.Handler) -> None:
-        self._listener, self._handler = listener, handler
+    def write(self, message: str, level: int = logging.INFO) -> None:
+        self.handler.handle(logging.LogRecord("softprune.run", level, __file__, 0, message, None, None))
 
     def on_phase(self, text: str) -> None:
-        _write(self._handler, text)
+        self.write(text)
         self._listener.on_phase(text)
 
     def on_epoch_start(self, epoch: int, epochs: int, steps: int) -> None:
@@ -133,11 +107,28 @@ class _LoggedListener(Listener):
 
     def on_epoch(self, row: Epoch, dense: Totals) -> None:
         facts = [f"epoch {row.number}", f"lr {row.lr:.4g}"]
-        figures = (("loss", row.train_loss), ("top-1", row.test_top1))
-        facts += [f"{title} {value:,.4g}" for title, value in figures if value is not None]
-        _write(self._handler, ", ".join([*facts, f"MACs {row.macs:,}", f"{row.seconds:.1f} s"]))
+        numbers = (("loss", row.train_loss), ("top-1", row.test_top1))
+        facts += [f"{title} {value:,.4g}" for title, value in numbers if value is not None]
+        self.write(", ".join([*facts, f"MACs {row.macs:,}", f"{row.seconds:.1f} s"]))
         self._listener.on_epoch(row, dense)
 
 
-def _write(handler: logging.Handler, message: str, level: int = logging.INFO) -> None:
-    handler.handle(logging.LogRecord("softprune.run", level, __file__, 0, message, None, None))
+@contextmanager
+def run_log(listener: Listener | None) -> Iterator[RunLog]:
+    """Yield a listener that passes events on to ``listener``, and logs them once its file is open.
+
+    Messages of softprune's loggers are included at the level that the application has set for them.
+    """
+    log, package = RunLog(listener or Listener()), logging.getLogger("softprune")
+    package.addHandler(log.handler)
+    try:
+        yield log
+    except BaseException as error:
+        kind = "an error" if isinstance(error, SoftpruneError) else type(error).__name__
+        log.write(f"stopped by {kind}: {error}", logging.ERROR)
+        raise
+    finally:
+        package.removeHandler(log.handler)
+        if log.handler.target is not None:
+            log.handler.target.close()
+        log.handler.close()

@@ -2,53 +2,166 @@
 
 Everything that changes from step to step (the batch's indices, the learning rate, the noise) is read from tensors on
 the device by counters on the device. Every step therefore makes the same calls: eager, or compiled, and on CUDA
-captured once as a graph that a single call replays.
+captured once as a graph that a single call replays. The optimizer and its learning rate are made for that, too.
 """
 
 import copy
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from softprune.devices import capture_graph
-from softprune.errors import NonFiniteLoss
-from softprune.lab.config.settings import Mode
-from softprune.lab.data import BatchSource, Mixing, mixed
-from softprune.lab.train.optim import Schedule, match_gradients, share_rate
-from softprune.lab.train.teacher import Teacher
+from softprune.errors import ConfigError, NonFiniteLoss
+from softprune.lab.config.settings import OptimizerConfig, RunConfig, TrainConfig
+from softprune.lab.data import ArrayBatches, LoaderBatches, Mixing, mixed
 from softprune.log import get_logger
 from softprune.masks import Chain, Clock, draw_chain
 from softprune.methods import Pruner
+from softprune.methods.distillation import distillation_loss
 
 logger = get_logger(__name__)
 
 P = ParamSpec("P")
 R = TypeVar("R")
+Schedule = Callable[[int], float]
+"""The learning rate of each step of a run. A pure function, so that a resumed run needs only the step's number."""
+
+_CHECK_EVERY = 100
+"""Steps after which the loop waits for the device, to notice a loss that is not finite."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class StepOptions:
-    """How a step computes. Only label smoothing and mixing change the result by more than rounding."""
+def learning_rate(config: RunConfig, steps: int, finetune: bool = False) -> Schedule:
+    """Return the learning rate of every step of a run with ``steps`` steps per epoch, or of its fine-tuning."""
+    train, tuning, schedule = config.train.epochs, config.finetune, config.schedule
+    if finetune:
+        first, total, warmup, factor = train * steps, tuning.epochs * steps, 0, 0.1
+        base, kind, epochs = tuning.lr, tuning.schedule, tuning.milestones
+    else:
+        first, total, warmup, factor = 0, train * steps, round(schedule.warmup_epochs * steps), schedule.factor
+        base, kind, epochs = config.optimizer.lr, schedule.kind if train else "constant", schedule.milestones
+    if kind == "cosine" and total <= warmup:
+        raise ConfigError(
+            "A cosine schedule must end after its warm-up. Got schedule.warmup_epochs = "
+            f"{schedule.warmup_epochs:g} of train.epochs = {train}; lower it."
+        )
 
-    mode: Mode = "auto"
-    """`auto` means `compile` on CUDA and `eager` elsewhere."""
-    bf16: bool = False
-    """Compute convolutions and matrix products in bfloat16 (autocast)."""
-    channels_last: bool = False
-    """Give the network images in channels-last memory order, which its convolution weights have, too."""
-    label_smoothing: float = 0.0
-    """Share of the label that is spread evenly over all classes."""
-    mixing: Mixing = field(default_factory=Mixing)
-    """Mixup and CutMix."""
-    backend: str = "inductor"
-    """The backend of torch.compile."""
+    def rate(step: int) -> float:
+        step -= first
+        if step < warmup:
+            return base * (step + 1) / warmup
+        if kind == "step":
+            return base * factor ** sum(step >= epoch * steps for epoch in epochs)
+        if kind == "cosine":
+            return base * (1 + math.cos(math.pi * min(1.0, (step - warmup) / (total - warmup)))) / 2
+        return base
+
+    return rate
+
+
+# --- the optimizer ---------------------------------------------------------------------------------------------------
+
+
+def make_optimizer(config: OptimizerConfig, groups: Iterable[dict[str, Any]]) -> Optimizer:
+    """Return SGD or AdamW with one learning rate for all groups: a tensor on the parameters' device.
+
+    The fused kernels are those that read the rate there. The state that the first step would create exists already,
+    so that a checkpoint can be loaded. Momentum that starts at zero is that of PyTorch, which starts at the first
+    gradient, since there is no dampening.
+    """
+    groups = list(groups)
+    parameters = [parameter for group in groups for parameter in group["params"]]
+    rate = torch.full((1,), config.lr, device=parameters[0].device)
+    optimizer: Optimizer
+    if config.name == "adamw":
+        keys = ["exp_avg", "exp_avg_sq"]
+        betas, on_cuda = (config.momentum, 0.999), rate.device.type == "cuda"
+        optimizer = torch.optim.AdamW(groups, lr=rate, betas=betas, fused=True, capturable=on_cuda)
+    else:
+        keys = ["momentum_buffer"] if config.momentum else []
+        optimizer = torch.optim.SGD(groups, lr=rate, momentum=config.momentum, nesterov=config.nesterov, fused=True)
+    for parameter in parameters:
+        for key in keys:
+            optimizer.state[parameter][key] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+        if config.name == "adamw":
+            optimizer.state[parameter]["step"] = torch.zeros((), device=rate.device)
+    _share_rate(optimizer, rate)
+    return optimizer
+
+
+def _share_rate(optimizer: Optimizer, rate: Tensor) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+
+
+def match_gradients(optimizer: Optimizer) -> None:
+    """Give gradients the strides of their parameters.
+
+    Fused kernels compare strides even of dimensions of size one, where autograd may choose any.
+    """
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            gradient = parameter.grad
+            if gradient is not None and gradient.stride() != parameter.stride():
+                parameter.grad = gradient.as_strided(parameter.shape, parameter.stride())
+
+
+def optimizer_state(optimizer: Optimizer, network: nn.Module) -> dict[str, dict[str, Tensor]]:
+    """Return the optimizer's tensors by parameter name, which stays valid when the parameters change order."""
+    return {
+        name: {key: value for key, value in optimizer.state[parameter].items() if isinstance(value, Tensor)}
+        for name, parameter in _named_parameters(optimizer, network).items()
+        if parameter in optimizer.state
+    }
+
+
+@torch.no_grad()
+def load_optimizer_state(optimizer: Optimizer, network: nn.Module, state: dict[str, dict[str, Tensor]]) -> None:
+    """Copy what :func:`optimizer_state` returned into the optimizer's tensors, in place."""
+    parameters = _named_parameters(optimizer, network)
+    for name, values in state.items():
+        for key, value in values.items():
+            optimizer.state[parameters[name]][key].copy_(value)
+
+
+def _named_parameters(optimizer: Optimizer, network: nn.Module) -> dict[str, Tensor]:
+    """Return the optimizer's parameters by name; those of the method, unknown to the network, by number."""
+    names = {id(parameter): name for name, parameter in network.named_parameters()}
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    own = (f"method.{number}" for number in range(len(parameters)))
+    return {names[id(p)] if id(p) in names else next(own): p for p in parameters}
+
+
+# --- the step --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """A trained network and how much the network in training learns from it."""
+
+    network: nn.Module
+    """In eval mode, without gradients, on the device that trains."""
+    weight: float
+    temperature: float
+    checksum: str
+    """SHA-256 of its weights, by which a resumed run notices another teacher."""
+
+    @torch.no_grad()
+    def outputs(self, images: Tensor) -> Tensor:
+        return self.network(images)
+
+    def joint_loss(self, task: Tensor, logits: Tensor, outputs: Tensor, labels: Tensor) -> Tensor:
+        # The task loss may be of mixed or smoothed labels, so only the teacher's part is taken from the function.
+        soft = distillation_loss(logits, outputs, labels, weight=1.0, temperature=self.temperature)
+        return self.weight * soft + (1 - self.weight) * task
 
 
 @dataclass(frozen=True)
@@ -72,46 +185,48 @@ class TrainStep:
 
     Args:
         model: The network, possibly wrapped in DistributedDataParallel.
-        optimizer: From :func:`softprune.lab.train.optim.make_sgd`, or any whose rate may be a tensor.
+        optimizer: From :func:`make_optimizer`, or any whose rate may be a tensor.
         schedule: The learning rate of each step of the run.
         pruner: Adds its sparsity loss; None trains the network without pruning.
         teacher: Adds a distillation loss; it may be set until the first step.
     """
 
-    mode: Mode | None
-    """How steps run; None before the first step."""
-    startup_seconds: float
-    """Time that compiling and capturing took."""
+    backend = "inductor"
+    """The backend of torch.compile."""
+    mode: str | None = None
+    """How steps run, `eager` or `compile`; None before the first step."""
 
     def __init__(
         self,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        batches: BatchSource,
+        optimizer: Optimizer,
+        batches: ArrayBatches | LoaderBatches,
         *,
         schedule: Schedule,
+        train: TrainConfig,
         pruner: Pruner | None = None,
         teacher: Teacher | None = None,
-        options: StepOptions | None = None,
+        mixing: Mixing | None = None,
     ) -> None:
-        self.options = options or StepOptions()
         self.model, self.optimizer, self.batches = model, optimizer, batches
         self.pruner, self.schedule, self.teacher = pruner, schedule, teacher
-        self.device = batches.device
-        self.steps = batches.sampler.steps
-        self.mode = None
-        self.startup_seconds = 0.0
+        self.mixing = mixing or Mixing()
+        # Plain values, which a compiler can read.
+        self._mode, self._smoothing, self._channels_last = train.mode, train.label_smoothing, train.channels_last
+        self._bf16 = train.precision == "bf16"
+        self.device, self.steps = batches.device, batches.sampler.steps
         self._distributed = isinstance(model, DistributedDataParallel)
         self._epoch = self._next = 0
         self._run: Callable[[], None] = self._first_run
         self._forward: Callable[[Tensor, Tensor], Tensor] = self._loss_of
         self._chain: Chain = draw_chain
+        self._kernels: list[Any] = []
 
         self._clock = Clock(batches.sampler.seed, self.device)
         self._position = torch.zeros(1, dtype=torch.int64, device=self.device)
         self._rates = torch.zeros(self.steps, device=self.device)
         self._rate = torch.zeros(1, device=self.device)
-        share_rate(optimizer, self._rate)
+        _share_rate(optimizer, self._rate)
         self._mixes = torch.zeros(self.steps, 6, device=self.device)
         self._mix = torch.zeros(1, 6, device=self.device)
         self._totals = torch.zeros(4, dtype=torch.float64, device=self.device)
@@ -120,20 +235,87 @@ class TrainStep:
             # Shapes never change, so the first step may search for the fastest convolutions.
             torch.backends.cudnn.benchmark = not torch.are_deterministic_algorithms_enabled()
 
-    def epoch(self, number: int, start: int = 0, *, check_every: int = 100) -> Iterator[int]:
+    # --- an epoch ---------------------------------------------------------------------------------------------------
+
+    def epoch(self, number: int, start: int = 0) -> Iterator[int]:
         """Run the steps of an epoch from `start`, and yield the position of each step once it is launched.
 
-        Every `check_every` steps, and at the end, wait for the device and raise NonFiniteLoss if a loss was not
-        finite. Call :meth:`check` before you save anything in between.
+        From time to time, and at the end, wait for the device and raise NonFiniteLoss if a loss was not finite. Call
+        :meth:`check` before you save anything in between.
         """
         self._begin(number, start)
         for position in range(start, self.steps):
             self.batches.before_step()
             self._run()
             self._next = position + 1
-            if self._next % check_every == 0 or self._next == self.steps:
+            if self._next % _CHECK_EVERY == 0 or self._next == self.steps:
                 self.check()
             yield position
+
+    def _begin(self, epoch: int, start: int) -> None:
+        first = epoch * self.steps
+        if (epoch, start) != (self._epoch, self._next):
+            self._totals.zero_()
+        self._epoch, self._next = epoch, start
+        self._clock.step.fill_(first + start)
+        self._position.fill_(start)
+        steps = range(first, first + self.steps)
+        self._rates.copy_(torch.tensor([self.schedule(step) for step in steps]))
+        if self.mixing:
+            shape = self.batches.image_shape[-2], self.batches.image_shape[-1]
+            self._mixes.copy_(self.mixing.draws(self.batches.sampler.seed, steps, shape))
+        self.batches.begin(epoch, start)
+        self.model.train()
+
+    def _step(self) -> None:
+        """Run one step: every call reads its position, rate and batch from tensors that it advances."""
+        torch.index_select(self._rates, 0, self._position, out=self._rate)
+        if self.mixing:
+            torch.index_select(self._mixes, 0, self._position, out=self._mix)
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.pruner is not None:
+            self.pruner.draw_ahead(self._chain)
+        batch = self.batches.rows(self._position)
+        self._forward(*batch).backward()
+        if self.device.type == "cuda":
+            match_gradients(self.optimizer)
+        self.optimizer.step()
+        self._clock.end_step()
+        self._position.add_(1)
+
+    def _loss_of(self, first: Tensor, second: Tensor) -> Tensor:
+        """Return what is minimised for a batch, and add it to the totals. This function is compiled."""
+        images, labels = self.batches.batch(first, second, self._clock)
+        if self.mixing:
+            images = mixed(images, self._mix[0])
+        if self._channels_last:
+            images = images.contiguous(memory_format=torch.channels_last)
+        # A cache of cast weights would outlive the capture, and each weight is used only once.
+        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self._bf16, cache_enabled=False):
+            logits = self.model(images)
+            taught = None if self.teacher is None else self.teacher.outputs(images)
+        task = self._task_loss(logits.float(), labels)
+        joint = task
+        if self.teacher is not None and taught is not None:
+            joint = self.teacher.joint_loss(task, logits.float(), taught, labels)
+        objective = joint if self.pruner is None else self.pruner.loss(joint)
+        with torch.no_grad():
+            count = torch.full_like(task, len(labels), dtype=torch.float64)
+            right = (logits.argmax(1) == labels).sum()
+            self._totals.add_(torch.stack([count, count * task, count * (objective - joint), right.double()]))
+            bad = (self._first_bad < 0) & ~torch.isfinite(objective)
+            self._first_bad.copy_(torch.where(bad, self._clock.step, self._first_bad))
+        return objective
+
+    def _task_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        loss = F.cross_entropy(logits, labels, label_smoothing=self._smoothing)
+        if not self.mixing:
+            return loss
+        other = F.cross_entropy(logits, labels.roll(1), label_smoothing=self._smoothing)
+        share = self._mix[0, 5]
+        return share * loss + (1 - share) * other
+
+    # --- its numbers and its state ----------------------------------------------------------------------------------
 
     def check(self) -> None:
         """Wait for the launched steps, and raise NonFiniteLoss if a loss was not finite in any process."""
@@ -171,83 +353,19 @@ class TrainStep:
         if has_totals:
             self._totals.copy_(torch.tensor(state["totals"], dtype=torch.float64))
 
-    def _begin(self, epoch: int, start: int) -> None:
-        first = epoch * self.steps
-        if (epoch, start) != (self._epoch, self._next):
-            self._totals.zero_()
-        self._epoch, self._next = epoch, start
-        self._clock.step.fill_(first + start)
-        self._position.fill_(start)
-        steps = range(first, first + self.steps)
-        self._rates.copy_(torch.tensor([self.schedule(step) for step in steps]))
-        if self.options.mixing:
-            shape = self.batches.image_shape[-2], self.batches.image_shape[-1]
-            self._mixes.copy_(self.options.mixing.draws(self.batches.sampler.seed, steps, shape))
-        self.batches.begin(epoch, start)
-        self.model.train()
-
-    def _step(self) -> None:
-        """Run one step: every call reads its position, rate and batch from tensors that it advances."""
-        torch.index_select(self._rates, 0, self._position, out=self._rate)
-        if self.options.mixing:
-            torch.index_select(self._mixes, 0, self._position, out=self._mix)
-        self.optimizer.zero_grad(set_to_none=True)
-        if self.pruner is not None:
-            self.pruner.draw_ahead(self._chain)
-        batch = self.batches.rows(self._position)
-        self._forward(*batch).backward()
-        if self.device.type == "cuda":
-            match_gradients(self.optimizer)
-        self.optimizer.step()
-        self._clock.end_step()
-        self._position.add_(1)
-
-    def _loss_of(self, first: Tensor, second: Tensor) -> Tensor:
-        """Return what is minimised for a batch, and add it to the totals. This function is compiled."""
-        options = self.options
-        images, labels = self.batches.batch(first, second, self._clock)
-        if options.mixing:
-            images = mixed(images, self._mix[0])
-        if options.channels_last:
-            images = images.contiguous(memory_format=torch.channels_last)
-        # A cache of cast weights would outlive the capture, and each weight is used only once.
-        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=options.bf16, cache_enabled=False):
-            logits = self.model(images)
-            taught = None if self.teacher is None else self.teacher.outputs(images)
-        task = self._task_loss(logits.float(), labels)
-        joint = task
-        if self.teacher is not None and taught is not None:
-            joint = self.teacher.joint_loss(task, logits.float(), taught, labels)
-        objective = joint if self.pruner is None else self.pruner.loss(joint)
-        with torch.no_grad():
-            count = torch.full_like(task, len(labels), dtype=torch.float64)
-            right = (logits.argmax(1) == labels).sum()
-            self._totals.add_(torch.stack([count, count * task, count * (objective - joint), right.double()]))
-            bad = (self._first_bad < 0) & ~torch.isfinite(objective)
-            self._first_bad.copy_(torch.where(bad, self._clock.step, self._first_bad))
-        return objective
-
-    def _task_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        smoothing = self.options.label_smoothing
-        loss = F.cross_entropy(logits, labels, label_smoothing=smoothing)
-        if not self.options.mixing:
-            return loss
-        other = F.cross_entropy(logits, labels.roll(1), label_smoothing=smoothing)
-        share = self._mix[0, 5]
-        return share * loss + (1 - share) * other
+    # --- compiled and captured --------------------------------------------------------------------------------------
 
     def _first_run(self) -> None:
         """Prepare steps as the mode says, and run the first one. Where compiling fails, steps run eagerly."""
         began = time.perf_counter()
-        self.mode, self._run = self.options.mode, self._step
+        self.mode, self._run = self._mode, self._step
         if self.mode == "auto":
             self.mode = "compile" if self.device.type == "cuda" else "eager"
         if self.mode == "compile" and (why_not := self._try_compiled()):
             logger.warning("softprune: training steps cannot be compiled, and run eagerly: %s", why_not)
             self.mode = "eager"
-        self.startup_seconds = time.perf_counter() - began
         level = logging.DEBUG if self.mode == "eager" else logging.INFO
-        logger.log(level, "training steps run in mode %s, prepared in %.1f s", self.mode, self.startup_seconds)
+        logger.log(level, "training steps run in mode %s, prepared in %.1f s", self.mode, time.perf_counter() - began)
         self._run()
 
     @property
@@ -260,26 +378,23 @@ class TrainStep:
 
     def _try_compiled(self) -> str | None:
         """Compile the step and capture it, if it can be captured. If that fails, undo it and return why."""
-        tensors = [*self.model.parameters(), *self.model.buffers()]
-        tensors += [self._clock.step, self._clock.forward, self._position, self._rate, self._totals, self._first_bad]
-        snapshot = Snapshot(tensors, self.optimizer, self.pruner)
+        undo = self._undo()
         try:
             # What is created at first use must exist before the compiler traces, or it compiles twice.
             self._trial()
-            self._compiler = Compiler(self.options, self.device)
-            self._forward, self._chain = self._compiler(self._loss_of), self._compiler(draw_chain)
+            self._forward, self._chain = self._compiled(self._loss_of), self._compiled(draw_chain)
             # Every TrainStep compiles the same function again, which must not count as endless recompilation.
             with torch._dynamo.config.patch(recompile_limit=1024):
                 if self._captures:
-                    self._run = capture_graph(self._step, self.device, trial=self._trial, undo=snapshot.restore).replay
+                    self._run = capture_graph(self._step, self.device, trial=self._trial, undo=undo).replay
                 else:
                     self._trial()
-                    snapshot.restore()
+                    undo()
         except Exception as error:
             logger.debug("compiling failed", exc_info=True)
             self._forward, self._chain, self._run = self._loss_of, draw_chain, self._step
             self.optimizer.zero_grad(set_to_none=True)
-            snapshot.restore()
+            undo()
             # Compilers put the cause into the second line.
             lines = [line.strip() for line in str(error).splitlines() if line.strip()]
             return f"{type(error).__name__}: {' '.join(lines[:2])}"
@@ -290,65 +405,43 @@ class TrainStep:
         self._step()
         self._position.sub_(1)
 
+    def _compiled(self, function: Callable[P, R]) -> Callable[P, R]:
+        """Return ``function`` compiled.
 
-class Compiler:
-    """Compiles functions and keeps what the backend returned.
-
-    A captured CUDA graph holds no reference to the kernels and constants that it uses, and torch.compile may drop its
-    entry when an object that it guards is deleted. The compiler's owner keeps them alive.
-    """
-
-    def __init__(self, options: StepOptions, device: torch.device) -> None:
+        A captured CUDA graph holds no reference to the kernels and constants that it uses, and torch.compile may drop
+        its entry when an object that it guards is deleted. The step keeps them alive.
+        """
         from torch._dynamo import lookup_backend  # a second to import, which only compiling needs
 
-        # Networks for small images are hundreds of kernels of a few microseconds each, such as the casts of every
-        # weight. Combined kernels launch them side by side (benchmarks/records/step_time.json, call 4).
-        combined = options.backend == "inductor" and device.type == "cuda"
-        self._patches: dict[str, Any] = {"config_patches": {"combo_kernels": True}} if combined else {}
-        self._backend = lookup_backend(options.backend)
-        self._compiled: list[Any] = []
+        backend, options = lookup_backend(self.backend), dict[str, Any]()
+        if self.backend == "inductor" and self.device.type == "cuda":
+            # Networks for small images are hundreds of kernels of a few microseconds each, such as the casts of every
+            # weight. Combined kernels launch them side by side (benchmarks/records/step_time.json, call 4).
+            options["config_patches"] = {"combo_kernels": True}
 
-    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        """Return ``function`` compiled."""
-        return torch.compile(function, backend=self._compile, dynamic=False)
+        def keeping(graph: Any, inputs: Any) -> Any:
+            self._kernels.append(backend(graph, inputs, **options))
+            return self._kernels[-1]
 
-    def _compile(self, graph: Any, inputs: Any) -> Any:
-        self._compiled.append(self._backend(graph, inputs, **self._patches))
-        return self._compiled[-1]
+        return torch.compile(function, backend=keeping, dynamic=False)
 
+    def _undo(self) -> Callable[[], None]:
+        """Return a function that undoes, in place, all that steps change from now on."""
+        tensors = [*self.model.parameters(), *self.model.buffers(), self._clock.step, self._clock.forward]
+        tensors += [self._position, self._rate, self._totals, self._first_bad]
+        tensors += [each for s in self.optimizer.state.values() for each in s.values() if isinstance(each, Tensor)]
+        values = [tensor.detach().clone() for tensor in tensors]
+        pruner = None if self.pruner is None else copy.deepcopy(self.pruner.state_dict())
+        generators = torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
 
-class Snapshot:
-    """Everything that a step changes, restored after a trial so that the first real step starts from it.
+        @torch.no_grad()
+        def undo() -> None:
+            for tensor, value in zip(tensors, values, strict=True):
+                tensor.copy_(value)
+            if self.pruner is not None and pruner is not None:
+                self.pruner.load_state_dict(copy.deepcopy(pruner))
+            torch.set_rng_state(generators[0])
+            if generators[1]:
+                torch.cuda.set_rng_state_all(generators[1])
 
-    Tensors are restored in place. Tensors that the optimizer created in the trial are set to zero, the initial value
-    of momentum and of Adam's averages.
-    """
-
-    def __init__(self, tensors: Iterable[Tensor], optimizer: torch.optim.Optimizer, pruner: Pruner | None) -> None:
-        strength = [] if pruner is None else [pruner.strength]
-        self._tensors = [(tensor, tensor.detach().clone()) for tensor in (*tensors, *strength)]
-        self._optimizer = optimizer
-        self._optimizer_values = {id(t): (t, t.detach().clone()) for t in self._current_optimizer_tensors()}
-        self._pruner = pruner
-        self._pruner_state = None if pruner is None else copy.deepcopy(pruner.state_dict())
-        self._cpu_generator = torch.get_rng_state()
-        self._cuda_generators = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-
-    @torch.no_grad()
-    def restore(self) -> None:
-        for tensor, value in self._tensors:
-            tensor.copy_(value)
-        for tensor in self._current_optimizer_tensors():
-            if id(tensor) in self._optimizer_values:
-                tensor.copy_(self._optimizer_values[id(tensor)][1])
-            else:
-                tensor.zero_()
-        if self._pruner is not None and self._pruner_state is not None:
-            self._pruner.load_state_dict(copy.deepcopy(self._pruner_state))
-        torch.set_rng_state(self._cpu_generator)
-        if self._cuda_generators:
-            torch.cuda.set_rng_state_all(self._cuda_generators)
-
-    def _current_optimizer_tensors(self) -> list[Tensor]:
-        states = self._optimizer.state.values()
-        return [value for state in states for value in state.values() if isinstance(value, Tensor)]
+        return undo
