@@ -3,13 +3,14 @@
 python benchmarks/recipes_page.py
 """
 
+import json
+import types
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
-from softprune.lab.config.recipes import config_to_dict, inline_toml, recipe_files, title_of
-from softprune.lab.config.schema import annotation_of, is_section, type_in_words
+from softprune.lab.config.recipes import config_to_dict, recipe_files, title_of
 from softprune.lab.config.settings import RunConfig
 
 _INTRODUCTION = """\
@@ -70,7 +71,7 @@ def render_reference() -> str:
     """Return the page as Markdown."""
     defaults = config_to_dict(RunConfig())
     fields = RunConfig.model_fields
-    sections = {name: field.annotation for name, field in fields.items() if is_section(field.annotation)}
+    sections = {name: field.annotation for name, field in fields.items() if hasattr(field.annotation, "model_fields")}
     top = {name: default for name, default in defaults.items() if name not in sections}
     parts = [_INTRODUCTION, "## Recipes that come with softprune\n", _recipe_table(), "## Top level\n"]
     parts.append(_section_table(RunConfig, top))
@@ -83,10 +84,28 @@ def render_reference() -> str:
 def _section_table(section: Any, defaults: dict[str, Any]) -> str:
     lines = ["| key | default | values | meaning |", "|---|---|---|---|"]
     for name, default in defaults.items():
-        values = type_in_words(annotation_of(section, name))
-        cells = [f"`{name}`", f"`{inline_toml(default)}`", values, _description(section, name)]
+        values = _values(section.model_fields[name])
+        cells = [f"`{name}`", f"`{json.dumps(default)}`", values, _description(section, name)]
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines) + "\n"
+
+
+def _values(field: Any) -> str:
+    """Return what a setting can be, such as "a number, more than 0"."""
+    words = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
+    rules = [(name, getattr(rule, name)) for rule in field.metadata for name in words if hasattr(rule, name)]
+    bounds = " and ".join(f"{words[name]} {bound}" for name, bound in rules)
+    return ", ".join(filter(None, [_in_words(field.annotation), bounds]))
+
+
+def _in_words(annotation: Any) -> str:
+    origin, inner = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return ", ".join(f"`{json.dumps(choice)}`" for choice in inner)
+    if origin in (Union, types.UnionType):
+        return " or ".join(map(_in_words, inner))
+    kinds = {tuple: "a list", dict: "a table", bool: "true or false", int: "a whole number", float: "a number"}
+    return kinds.get(origin or annotation, "text" if annotation is str else _in_words(inner[0]) if inner else "a value")
 
 
 def _description(section: type[BaseModel], name: str) -> str:

@@ -11,9 +11,8 @@ import torch
 from softprune.bench import Runtime
 from softprune.budget.latency import Grid, LatencyTable
 from softprune.errors import ConfigError
-from softprune.lab.config.method import MethodConfig
 from softprune.lab.config.recipes import load_recipe
-from softprune.lab.config.settings import RunConfig, TrainConfig
+from softprune.lab.config.settings import MethodConfig, RunConfig, TrainConfig
 from softprune.lab.runs.checkpoint import read_newest
 from softprune.lab.train.control import Listener
 from softprune.lab.train.run import resume, start

@@ -104,7 +104,7 @@ def test_a_file_becomes_a_grid_of_checked_runs(write: Callable[[str], Path]) -> 
         ("[[run]]\nrecipe = 'digits'\nsett = {}", "Did you mean 'run.set'"),
         ("[[run]]\nrecipe = 'digits'\nset = {'train.epoch' = 3}", "train.epochs"),
         ("[[run]]\nrecipe = 'digits'\nset = 5", "run.set"),
-        ("[[run]]\nrecipe = 'digits'\ngrid = {seed = 3}", "a list"),
+        ("[[run]]\nrecipe = 'digits'\ngrid = {seed = 3}", "run.grid.seed must be a valid list"),
         ("[[run]]\nrecipe = 'digits'\n[[run]]\nrecipe = 'digits'", "Got 'digits' twice"),
         ("[[run]]\nrecipe = 'digits'\nafter = 'x'", "Got 'x', which fits 0 of none"),
         ("[[run]]\nrecipe = 'digits'\nset = {'method.name' = 'slim'}", "Did you mean 'slimming'"),

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 from softprune.cut import PrunePlan, remap_optimizer
 from softprune.cut.selection import read_graph
 from softprune.errors import ConfigError
-from softprune.lab.config.method import TITLES
+from softprune.lab.config.settings import TITLES
 from softprune.lab.train.stage import options_of
 from softprune.masks import is_masked
 from softprune.methods import REGISTRY, Pruner, RandomPruner

@@ -5,29 +5,20 @@ import itertools
 import math
 import os
 import re
-import socket
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pydantic import Field
 
 from softprune import models
 from softprune.errors import ConfigError, DataError, SoftpruneError, first_line, import_optional, nearest
-from softprune.lab.config.recipes import (
-    changed_settings,
-    find_recipe,
-    read_toml,
-    resolve_recipe,
-    show_changes,
-    sweep_files,
-)
-from softprune.lab.config.schema import Section
-from softprune.lab.config.settings import BASELINE, RunConfig
+from softprune.lab.config import recipes
+from softprune.lab.config.settings import BASELINE, RunConfig, Section
 from softprune.lab.data import DATASETS
 from softprune.lab.factories import check_name
 from softprune.lab.report import render_run
@@ -41,17 +32,12 @@ _AFTER = "{after}"
 """In a value of `set`, the folder of the run named by `after`."""
 _MOST_RESUMED = 3
 """How often Ray resumes a run after its worker or node was lost."""
-_FREE_SECONDS = 60.0
-"""How long the lock of a lost process may stay on shared storage."""
-_CONNECT_SECONDS = 20.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
     """One run of a sweep."""
 
-    name: str
-    """Unique in the sweep; also the name of the run's folder."""
     folder: RunFolder
     config: RunConfig
     run: str
@@ -63,16 +49,19 @@ class Cell:
     data_dir: str | None = None
     """Folder of the images, in place of the recipe's."""
 
+    @property
+    def name(self) -> str:
+        return self.folder.path.name
+
     def state(self) -> str:
         return "done" if self.folder.result.is_file() else "started" if self.folder.config.is_file() else "new"
 
 
-@dataclass(frozen=True)
-class Sweep:
+class Sweep(NamedTuple):
     """The runs of a sweep and their folder."""
 
     folder: Path
-    cells: tuple[Cell, ...]
+    cells: list[Cell]
 
 
 class _Run(Section, section="run"):
@@ -95,7 +84,7 @@ class _File(Section):
     """The file's by default."""
     grid: dict[str, list[Any]] = Field({})
     """Added to the grid of every run."""
-    run: list[dict[str, Any]] = Field([])
+    run: list[_Run] = Field([])
 
 
 _Run.root, _File.root = _Run, _File  # a misspelled key is looked for here, not among the settings of a recipe
@@ -103,50 +92,54 @@ _Run.root, _File.root = _Run, _File  # a misspelled key is looked for here, not 
 
 def read_sweep(sweep: Path | str, out: Path | str | None = None, *, data_dir: str | None = None) -> Sweep:
     """Return the runs of a sweep (a TOML file, or the name of a built-in one). Check all of them; write nothing."""
-    path, built_in = Path(sweep), sweep_files()
+    built_in = recipes.sweep_files()
+    path = built_in.get(str(sweep), Path(sweep))
     if not path.is_file():
-        if str(sweep) not in built_in:
-            raise ConfigError(
-                f"A sweep must be a TOML file or one of {', '.join(built_in)}. Got {str(sweep)!r}, which is neither."
-                f"{nearest(str(sweep), built_in)}"
-            )
-        path = built_in[str(sweep)]
-    values = read_toml(path)
+        raise ConfigError(
+            f"A sweep must be a TOML file or one of {', '.join(built_in)}. Got {str(sweep)!r}, which is neither."
+            f"{nearest(str(sweep), built_in)}"
+        )
+    values = recipes.read_toml(path)
     try:
         file = _File(**values)
         name = check_folder_name(file.name or path.stem, "A sweep's name")
         folder = (Path("runs") / name if out is None else check_not_url(out)).absolute()
-        cells: dict[str, Cell] = {}
-        for run in (_Run(**table) for table in file.run):
-            for cell in _cells(run, file.grid, path.parent, folder, data_dir, tuple(cells.values())):
-                if cell.name in cells:
-                    raise ConfigError(f"Runs must have different names. Got {cell.name!r} twice; set `name` of one.")
-                _check_started(cell)
-                cells[cell.name] = cell
+        cells: list[Cell] = []
+        for run in file.run:
+            cells += _cells(run, file.grid, path.parent, folder, data_dir, cells)
+        names = [cell.name for cell in cells]
         if not cells:
             raise ConfigError("A sweep must have at least one [[run]] with a recipe. Got none.")
+        for cell in cells:
+            if names.count(cell.name) > 1:
+                raise ConfigError(f"Runs must have different names. Got {cell.name!r} twice; set `name` of one.")
+            _check_started(cell)
     except (ConfigError, DataError) as error:
         raise ConfigError(f"{path.name}: {error}") from error
-    return Sweep(folder, tuple(cells.values()))
+    return Sweep(folder, cells)
 
 
 def _cells(
-    run: _Run, shared: dict[str, list[Any]], base: Path, folder: Path, data_dir: str | None, earlier: tuple[Cell, ...]
+    run: _Run, shared: dict[str, list[Any]], base: Path, folder: Path, data_dir: str | None, earlier: Sequence[Cell]
 ) -> Iterator[Cell]:
     """Yield a cell for each point of the grid of ``run``, which includes the ``shared`` one of the file."""
     beside = base / run.recipe
-    recipe = find_recipe(str(beside) if beside.suffix == ".toml" and beside.is_file() else run.recipe)
+    recipe = recipes.find_recipe(str(beside) if beside.suffix == ".toml" and beside.is_file() else run.recipe)
     label = check_folder_name(run.name or recipe.stem, "A run's name")
-    axes, content = {**shared, **run.grid}, read_toml(recipe)
+    axes, content = {**shared, **run.grid}, recipes.read_toml(recipe)
     for chosen in itertools.product(*axes.values()):
         point = dict(zip(axes, chosen, strict=True))
-        after = _predecessor(run.after, point, earlier) if run.after else None
-        values = {key: _filled_in(key, value, after) for key, value in {**run.set, **point}.items()}
+        values, after = {**run.set, **point}, _predecessor(run.after, point, earlier) if run.after else None
         # Runs that differ only in their seed are repetitions and share a name.
         values["name"] = label + _suffix({key: value for key, value in point.items() if key != "seed"})
         if data_dir is not None:
             values["data.dir"] = data_dir
-        config, name = resolve_recipe(recipe, copy.deepcopy(content), values.items()), label + _suffix(point)
+        for key, value in values.items():
+            if isinstance(value, str) and _AFTER in value:
+                if after is None:
+                    raise ConfigError(f"{_AFTER} is the folder of the run that `after` names. Got none for {key}.")
+                values[key] = value.replace(_AFTER, str(after.folder.path))
+        config = recipes.resolve_recipe(recipe, copy.deepcopy(content), values.items())
         # What the run itself would raise before training, apart from what network and data show.
         check_method(config)
         check_name("model.name", config.model.name, models.REGISTRY, options=config.model.options)
@@ -154,8 +147,7 @@ def _cells(
         if after is None and config.model.weights not in ("", BASELINE):
             check_weights_exist(Path(config.model.weights).expanduser())
         yield Cell(
-            name=name,
-            folder=RunFolder(folder / name),
+            folder=RunFolder(folder / (label + _suffix(point))),
             config=absolute_paths(config),
             run=label,
             point=point,
@@ -164,7 +156,7 @@ def _cells(
         )
 
 
-def _predecessor(label: str, point: Mapping[str, Any], earlier: tuple[Cell, ...]) -> Cell:
+def _predecessor(label: str, point: Mapping[str, Any], earlier: Sequence[Cell]) -> Cell:
     """Return the cell that a run waits for: the one of run ``label`` with the same values in the grid."""
     fitting = [
         cell
@@ -179,39 +171,28 @@ def _predecessor(label: str, point: Mapping[str, Any], earlier: tuple[Cell, ...]
     return fitting[0]
 
 
-def _filled_in(key: str, value: Any, after: Cell | None) -> Any:
-    """Return a setting with the folder of the run that `after` names."""
-    if not isinstance(value, str) or _AFTER not in value:
-        return value
-    if after is None:
-        raise ConfigError(f"{_AFTER} is the folder of the run that `after` names. Got none for {key}.")
-    return value.replace(_AFTER, str(after.folder.path))
-
-
 def _suffix(point: Mapping[str, Any]) -> str:
     """Return the last part of each key with its value, such as `-strength0.0001-seed2`."""
-    text = ""
-    for key, value in point.items():
-        shown = f"{value:g}" if isinstance(value, float) else str(value)
-        text += f"-{key.rpartition('.')[2]}" + re.sub(r"[^A-Za-z0-9._-]+", "_", shown)
-    return text
+    shown = {key: f"{value:g}" if isinstance(value, float) else str(value) for key, value in point.items()}
+    parts = [f"-{key.rpartition('.')[2]}{value}" for key, value in shown.items()]
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", "".join(parts))
 
 
 def _check_started(cell: Cell) -> None:
     """Raise a ConfigError if the folder of a cell holds a run with other settings."""
     if not cell.folder.config.is_file():
         return
-    changed = changed_settings(cell.config, cell.folder.read_config())
-    for key, (now, before) in tuple(changed.items()):
+    changed = {
+        key: (now, before)
+        for key, (now, before) in recipes.changed_settings(cell.config, cell.folder.read_config()).items()
         # The images may be elsewhere, and so may a run of this sweep, if the folder was moved.
-        moved = str(now).startswith(str(cell.folder.path.parent)) and Path(now).name == Path(str(before)).name
-        if key == "data.dir" or moved:
-            del changed[key]
+        if key != "data.dir" and cell.folder.path.parent / Path(str(before)).name != Path(str(now))
+    }
     if changed:
         raise ConfigError(
             f"{cell.folder.path} must hold the run {cell.name!r} with the settings that it has now. Got a changed "
-            f"sweep or recipe, {show_changes(changed)}; give the run another name, the sweep another folder (--out), "
-            "or remove the old run."
+            f"sweep or recipe, {recipes.show_changes(changed)}; give the run another name, the sweep another folder "
+            "(--out), or remove the old run."
         )
 
 
@@ -242,33 +223,36 @@ def run_here(sweep: Sweep, progress: Progress, *, device: str, time_limit: float
             return
 
 
-def run_on_ray(
-    sweep: Sweep,
-    progress: Progress,
-    *,
-    jobs: int,
-    address: str | None,
-    cpus: float,
-    gpus: float | None,
-    device: str,
-    time_limit: float | None,
-) -> Iterator[Ended]:
-    """Train the runs as Ray tasks: ``jobs`` at a time on this machine, or on the cluster at ``address`` as many as fit.
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """Where Ray trains, and what a run requests there."""
 
-    Yield each when it ends. A task that loses its worker or node is repeated on another one, and resumes the run. A
-    signal or the time limit cancels the tasks: Ray interrupts each run as Ctrl-C does, so that it saves.
+    jobs: int
+    """Runs side by side on this machine."""
+    address: str | None
+    """A cluster, on which as many runs train as fit."""
+    cpus: float
+    gpus: float | None
+    """None for a GPU, where there are some, or the share of it that lets ``jobs`` fit."""
+
+
+def run_on_ray(
+    sweep: Sweep, progress: Progress, cluster: Cluster, *, device: str, time_limit: float | None
+) -> Iterator[Ended]:
+    """Train the runs as Ray tasks. Yield each when it ends.
+
+    A task that loses its worker or node is repeated on another one, and resumes the run. A signal or the time limit
+    cancels the tasks: Ray interrupts each run as Ctrl-C does, so that it saves.
     """
     ray = import_optional("ray", "A sweep with --jobs above 1 or --address", otherwise=", or leave them out")
-    _connect(ray, address, jobs)
+    _connect(ray, cluster)
     try:
         sweep.folder.mkdir(parents=True, exist_ok=True)
-        task = ray.remote(max_retries=_MOST_RESUMED, **_request(ray, 1 if address else jobs, cpus, gpus))
+        task = ray.remote(max_retries=_MOST_RESUMED, **_request(ray, cluster))(_train)
         references: dict[str | None, Any] = {None: None}
         for cell in sweep.cells:
-            arguments = (cell, references[cell.after], progress, device, None, _FREE_SECONDS)
-            references[cell.name] = task(_train).options(name=cell.name).remote(*arguments)
-        pending = {references[cell.name]: cell for cell in sweep.cells}
-        cancelled = False
+            references[cell.name] = task.remote(cell, references[cell.after], progress, device, None)
+        pending, cancelled = {references[cell.name]: cell for cell in sweep.cells}, False
         with StopSignal(time_limit) as stop:
             while pending:
                 for reference in ray.wait(list(pending), timeout=0.5)[0]:
@@ -285,30 +269,28 @@ def run_on_ray(
         ray.shutdown()
 
 
-def _connect(ray: Any, address: str | None, jobs: int) -> None:
-    """Join the cluster at ``address``, or start Ray on this machine with a slot for each of ``jobs`` runs."""
+def _connect(ray: Any, cluster: Cluster) -> None:
+    """Join the cluster, or start Ray on this machine with a slot for each job."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    if address is None:
-        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // jobs)))
-        ray.init(address="local", num_cpus=jobs, include_dashboard=False, logging_level="ERROR")
+    if cluster.address is None:
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // cluster.jobs)))
+        ray.init(address="local", num_cpus=cluster.jobs, include_dashboard=False, logging_level="ERROR")
         return
     try:
-        host, separator, port = address.rpartition("://")[2].rpartition(":")
-        if separator:  # Ray itself would try for several minutes
-            socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
-        ray.init(address=address, logging_level="ERROR")
+        ray.init(address=cluster.address, logging_level="ERROR")
     except (OSError, ValueError, RuntimeError) as error:
         raise ConfigError(
-            f"--address must be that of a running Ray cluster. Got {address!r}: {first_line(error)}. Start one with "
-            "`ray start --head`, or leave --address out to use this machine."
+            f"--address must be that of a running Ray cluster. Got {cluster.address!r}: {first_line(error)}. Start one "
+            "with `ray start --head`, or leave --address out to use this machine."
         ) from error
 
 
-def _request(ray: Any, jobs: int, cpus: float, gpus: float | None) -> dict[str, float]:
-    """Return what a run requests. By default a GPU, where there are some, or the share of it that lets ``jobs`` fit."""
+def _request(ray: Any, cluster: Cluster) -> dict[str, float]:
+    """Return what a run requests. Raise a ConfigError where no node has it: Ray would wait for one."""
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    most = max(node.get("GPU", 0.0) for node in nodes)
+    cpus, gpus, jobs = cluster.cpus, cluster.gpus, 1 if cluster.address else cluster.jobs
     if gpus is None:
+        most = max(node.get("GPU", 0.0) for node in nodes)
         gpus = 1 / math.ceil(jobs / most) if most else 0.0
     if not any(node.get("CPU", 0.0) >= cpus and node.get("GPU", 0.0) >= gpus for node in nodes):
         raise ConfigError(
@@ -318,10 +300,8 @@ def _request(ray: Any, jobs: int, cpus: float, gpus: float | None) -> dict[str, 
     return {"num_cpus": cpus, "num_gpus": gpus}
 
 
-def _train(
-    cell: Cell, before: Ended | None, progress: Progress, device: str, time_limit: float | None, patience: float = 0.0
-) -> Ended:
-    """Start or resume a run, after the one ``before``. Wait ``patience`` seconds while another process holds it."""
+def _train(cell: Cell, before: Ended | None, progress: Progress, device: str, time_limit: float | None) -> Ended:
+    """Start or resume a run, after the one ``before``."""
     folder = cell.folder
     if cell.state() == "done":
         return Ended(cell, "done")
@@ -329,9 +309,6 @@ def _train(
         return Ended(cell, "blocked", f"it needs {cell.after}, which has no result")
     if not folder.path.parent.is_dir():
         return Ended(cell, "failed", f"{folder.path.parent} is not on this node; choose shared storage with --out")
-    given_up = time.monotonic() + patience
-    while folder.is_locked() and time.monotonic() < given_up:
-        time.sleep(1)
     try:
         with progress() as listener:
             options: dict[str, Any] = {"device": device, "time_limit": time_limit, "listener": listener}

@@ -1,12 +1,10 @@
 """Files of others cannot command the terminal, run code or stop a command: what `make fuzz` looks for, case by case."""
 
 import json
-import os
 import shutil
 from pathlib import Path
 
 import pytest
-import torch
 
 from softprune.lab.cli.output import error_line, print_table
 
@@ -21,10 +19,10 @@ def run(finished: Path, tmp_path: Path) -> Path:
 
 def test_control_characters_are_shown_as_escapes(capsys: pytest.CaptureFixture[str]) -> None:
     error_line("a file called \x1b[31mred\x9b\udcff\n and more")
-    print_table("", ["name"], [["\x1b]0;title\x07"]])
+    print_table(["name"], [["\x1b]0;title\x07"]])
     out, err = capsys.readouterr()
     assert err == "error: a file called \\x1b[31mred\\x9b\\udcff\n and more\n"
-    assert out == "name\n\\x1b]0;title\\x07\n"
+    assert out.split() == ["name", "\\x1b]0;title\\x07"]
 
 
 @pytest.mark.parametrize("line", ["{}", "[]", "1", '{"started": "\\u001b[2J"}', "[" * 100_000, "9" * 5000, '"\\ud800"'])
@@ -44,32 +42,6 @@ def test_an_edited_result_is_refused_at_resume(softprune, run: Path, change: dic
     result = softprune("resume", str(run))
     assert result.exit_code == 2, result.output
     assert "result.json" in result.stderr
-
-
-def test_weights_of_another_kind(softprune, tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "weights.pt")
-    result = softprune("train", "digits", "--dry-run", "--set", "model.weights=weights.pt")
-    assert result.exit_code == 2
-    assert "which is neither" in result.stderr
-    (tmp_path / "weights.pt").unlink()
-    from softprune.models import build
-
-    state = build("digits_net", 10).state_dict()
-    name = next(iter(state))
-    for dtype in (torch.int8, torch.complex64):
-        torch.save({**state, name: state[name].to(dtype)}, tmp_path / "weights.pt")
-        result = softprune("train", "digits", "--dry-run", "--set", "model.weights=weights.pt")
-        assert result.exit_code == 2
-        assert "of another dtype" in result.stderr
-    torch.save({1: state[name]}, tmp_path / "weights.pt")
-    assert "must hold one state_dict" in softprune("train", "--dry-run", "--set", "model.weights=weights.pt").stderr
-
-
-@pytest.mark.parametrize("shape", ["3x200000x200000", "1x8x" + "9" * 5000, "1x8x²", "1x8x0"])
-def test_shapes_beyond_any_image_are_refused(softprune, shape: str) -> None:
-    result = softprune("inspect", "digits_net", "--input", shape)
-    assert result.exit_code == 2
-    assert "--input must" in result.stderr
 
 
 def test_a_path_that_is_too_long_is_an_error_with_a_remedy(softprune) -> None:

@@ -3,17 +3,15 @@
 import json
 import os
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 import softprune as sp
-from softprune.lab.cli.opened import open_images, open_inputs
+from softprune.lab.cli.opened import open_images
 from softprune.lab.config.recipes import load_recipe
 from softprune.lab.data import ArrayDataset, DataBundle, load_data
-from softprune.lab.runs.folder import RunFolder
 from softprune.lab.runs.networks import build_network, inputs_of
 from softprune.lab.train.stage import open_data
 
@@ -61,9 +59,7 @@ def test_names_that_are_no_utf8(softprune, finished: Path, tmp_path: Path) -> No
     folder = os.fsdecode(b"\xff")
     shutil.copytree(finished, tmp_path / folder)
     Image.new("L", (8, 8)).save(tmp_path / folder / "a.png")
-    head, row = softprune("predict", folder, *OWN, f"{folder}/a.png").output.splitlines()
-    assert row.startswith(r"\udcff/a.png")
-    assert len(head) == len(row)
+    assert r"\udcff/a.png" in softprune("predict", folder, *OWN, f"{folder}/a.png").output
 
 
 def test_predict_needs_no_data_set_and_has_the_classes_of_training(softprune, finished: Path, tmp_path: Path) -> None:
@@ -82,25 +78,8 @@ def test_predict_needs_no_data_set_and_has_the_classes_of_training(softprune, fi
     rows = json.loads(found.output)
     assert [row["image"] for row in rows] == ["images/a.png", "images/deeper/b.png", "images/a.png"]
     assert {row["classes"][0]["class"][:6] for row in rows} == {"class "}
-
-    record["inputs"]["classes"].pop()
-    (run / "result.json").write_text(json.dumps(record))
-    wrong = softprune("predict", "run", *OWN, "images")
-    assert wrong.exit_code == 2
-    assert "one output per class. Got (10,) for 9 classes" in " ".join(wrong.stderr.split())
-    grey = dict(record["inputs"])
-    record["inputs"] |= {"shape": [3, 8, 8], "mean": [0.0] * 3, "std": [1.0] * 3}
-    (run / "result.json").write_text(json.dumps(record))
-    wrong = softprune("predict", "run", *OWN, "images")
-    assert wrong.exit_code == 2
-    assert "inputs that its run has recorded, 3x8x8. Got" in " ".join(wrong.stderr.split())
-    record["inputs"] = grey | {"shape": [1, 1, 100_000]}
-    (run / "result.json").write_text(json.dumps(record))
-    assert "at most 4,096 pixels a side. Got a network for 1x1x100000" in " ".join(
-        softprune("predict", "run", *OWN, "images").stderr.split()
-    )
-    Path("none").mkdir()
-    assert "must hold images" in softprune("predict", str(finished), *OWN, "none").stderr
+    (run / "result.json").write_text(json.dumps(record | {"inputs": None}))
+    assert "with floats" in " ".join(softprune("predict", "run", *OWN, "images").stderr.split())
 
 
 @pytest.mark.parametrize("settings", [[], ["data.in_memory=true"]])
@@ -121,26 +100,8 @@ def test_inputs_are_those_of_the_evaluation(tmp_path: Path, settings: list[str])
         expected = data.test.batch(torch.tensor([0]))[0]
     else:
         expected = (data.test[0, 0][0].float() - data.test.mean) / data.test.std
-    torch.testing.assert_close(open_images([tmp_path / "val/ant/0.png"], inputs), expected.view(1, 3, 16, 16))
-
-
-def test_inputs_of_data_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("my_images.py").write_text(
-        "import torch\nfrom PIL import Image\n"
-        "class Items(list):\n    classes = ['dark', 'light']\n"
-        "def grey():\n    return (Items([(Image.new('L', (8, 8), 90), 0)]),) * 2\n"
-        "def floats():\n    return (Items([(torch.rand(3, 8, 8), 0)]),) * 2\n"
-    )
-    Image.new("L", (8, 8), 255).save("white.png")
-    for name in ("grey", "floats"):
-        Path(name).mkdir()
-        Path(name, "config.toml").write_text(f'[data]\nname = "my_images:{name}"\n[records]\n')
-    inputs = open_inputs(RunFolder("grey"), data="my_images:grey")
-    assert torch.equal(open_images([Path("white.png")], inputs), torch.ones(1, 1, 8, 8))
-    assert inputs.classes == ("dark", "light")
-    with pytest.raises(sp.errors.DataError, match=r"with floats, made by a transform that is not known \(my_images:fl"):
-        open_inputs(RunFolder("floats"), data="my_images:floats")
+    ((_, found),) = open_images([tmp_path / "val/ant/0.png"], inputs)
+    torch.testing.assert_close(found, expected.view(1, 3, 16, 16))
 
 
 def test_arrays_are_in_memory_anyway() -> None:
@@ -158,14 +119,3 @@ def test_inputs_of_arrays(low: float, high: float, is_known: bool) -> None:
     assert (inputs is not None) == is_known
     if inputs is not None:
         assert (inputs.crop, inputs.mean, inputs.std, inputs.classes) == (False, (127.5,), (63.75,), ("0", "1"))
-
-
-def test_evaluate_refuses_other_classes(softprune, finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    data = load_data("digits")
-    names = tuple("abcdefghij")
-    monkeypatch.setattr("softprune.lab.train.stage.load_data", lambda *_, **__: replace(data, class_names=names))
-    refused = softprune("evaluate", str(finished), *OWN)
-    assert refused.exit_code == 2
-    assert "Got 10 (a, b, c ...) instead of 10 (0, 1, 2 ...)" in " ".join(refused.stderr.split())
-    monkeypatch.setattr("softprune.lab.train.stage.load_data", lambda *_, **__: replace(data, class_names=()))
-    assert softprune("evaluate", str(finished), *OWN).exit_code == 0  # without names, as many classes will do

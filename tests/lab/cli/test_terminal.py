@@ -53,7 +53,7 @@ def test_a_table_uses_the_width_that_there_is(monkeypatch: pytest.MonkeyPatch) -
     for width, left_out in ((80, []), (36, []), (26, ["minutes"])):
         screen = Console(file=io.StringIO(), force_terminal=True, width=width, color_system=None, highlight=False)
         monkeypatch.setattr("softprune.lab.cli.output._out", screen)
-        assert print_table("", columns, rows, ["minutes"]) == left_out
+        assert print_table(columns, rows, ["minutes"]) == left_out
         lines = ESCAPE.sub("", screen.file.getvalue()).splitlines()
         assert max(map(len, lines)) <= width
         assert any("98.06%" in line and "77.9" in line for line in lines)

@@ -65,28 +65,29 @@ def test_sigterm_saves_and_exits_with_75(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("tiny.tml",), "Did you mean 'tiny.toml'?"),
-        (("cifar10-vgg16-scpp",), "Did you mean 'cifar10-vgg16-scp'?"),
-        (("tiny.toml", "--set", "optimizer.lrr=1"), "Did you mean 'optimizer.lr'?"),
-        (("tiny.toml", "--set", "train={epochs=3}"), "such as train.epochs=... Got 'train', which is the section"),
-        (("tiny.toml", "--set", "method.target.macs=1.5"), "Got macs = 1.5, which is read as 1.5 MACs"),
-        (("tiny.toml", "--set", "optimizer.lr=-1"), "optimizer.lr must be a number, more than 0. Got -1"),
-        (("tiny.toml", "--set", "model.name=nets:none"), "must be importable"),
-        (("tiny.toml", "--set", "model.name=vgg166"), "Did you mean 'vgg16'?"),
-        (("tiny.toml", "--model", "./mine.py"), "model.name must be one of"),
-        (("tiny.toml", "--set", "data.name=cifar01"), "Did you mean 'cifar10'?"),
-        (("tiny.toml", "--set", "method.name=slimmin"), "Did you mean 'slimming'?"),
-        (("tiny.toml", "--set", "method.options.gain=1"), "method.options must be options of scp"),
-        (("tiny.toml", "--time-limit", "soon"), "--time-limit must be a number of seconds"),
-        (("tiny.toml", "--device", "gpu"), "--device must be auto, cpu, cuda"),
-        (("tiny.toml", "--device", "cuda:01"), "--device must be auto, cpu, cuda"),
-        (("tiny.toml", "--device", "cuda:256"), "--device must be auto, cpu, cuda"),
-        (("cifar10-vgg16-scp", "--data-dir", "nowhere"), "nowhere"),
-        (("imagenet-resnet50-scp",), "--data-dir"),
+        ("tiny.tml", "Did you mean 'tiny.toml'?"),
+        ("cifar10-vgg16-scpp", "Did you mean 'cifar10-vgg16-scp'?"),
+        ("misspelled.toml", "Did you mean 'train.epochs'?"),
+        ("tiny.toml --set optimizer.lrr=1", "Did you mean 'optimizer.lr'?"),
+        ("tiny.toml --set train={epochs=3}", "Got the section 'train'"),
+        ("tiny.toml --set method.target.macs=1.5", "Got macs = 1.5, which is read as 1.5 MACs"),
+        ("tiny.toml --set model.name=nets:none", "must be importable"),
+        ("tiny.toml --set model.name=vgg166", "Did you mean 'vgg16'?"),
+        ("tiny.toml --model ./mine.py", "model.name must be one of"),
+        ("tiny.toml --set data.name=cifar01", "Did you mean 'cifar10'?"),
+        ("tiny.toml --set method.name=slimmin", "Did you mean 'slimming'?"),
+        ("tiny.toml --set method.options.gain=1", "method.options must be options of scp"),
+        ("tiny.toml --set model.weights=tiny_networks.py", "model.weights"),
+        ("tiny.toml --time-limit soon", "--time-limit must be a number of seconds"),
+        ("tiny.toml --device gpu", "--device must be auto, cpu, cuda"),
+        ("tiny.toml --device cuda:256", "--device must be auto, cpu, cuda"),
+        ("cifar10-vgg16-scp --data-dir nowhere", "nowhere"),
+        ("imagenet-resnet50-scp", "--data-dir"),
     ],
 )
-def test_mistakes_end_in_one_clear_message(softprune, tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
-    result = softprune("train", *arguments)
+def test_mistakes_end_in_one_clear_message(softprune, tmp_path: Path, arguments: str, message: str) -> None:
+    (tmp_path / "misspelled.toml").write_text("[train]\nepoch = 3\n")
+    result = softprune("train", *arguments.split())
     assert result.exit_code == 2
     assert message in result.stderr
     assert result.stderr.startswith("error: ")
@@ -102,21 +103,6 @@ def test_a_file_in_the_way_of_the_run_is_named(softprune, tmp_path: Path) -> Non
         assert result.stderr.startswith("error: A new run must have a folder")
         assert "taken is not a folder" in result.stderr
     assert (tmp_path / "taken").read_text() == "mine"
-
-
-def test_a_recipe_with_a_typo_names_the_file_and_the_key(softprune, tmp_path: Path) -> None:
-    (tmp_path / "mine.toml").write_text("[train]\nepoch = 3\n")
-    result = softprune("train", "mine.toml")
-    assert result.exit_code == 2
-    assert "mine.toml" in result.stderr
-    assert "Did you mean 'train.epochs'?" in result.stderr
-    assert not (tmp_path / "runs").exists()
-
-
-def test_resuming_what_is_no_run(softprune, tmp_path: Path) -> None:
-    result = softprune("resume", "nothing")
-    assert result.exit_code == 2
-    assert "config.toml" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -206,13 +192,6 @@ def test_common_settings_have_flags(softprune) -> None:
     assert result.exit_code == 0, result.output
     config = RunFolder("runs/digits-tiny-scp").read_config()
     assert (config.train.epochs, config.data.batch_size, config.optimizer.lr, config.seed) == (1, 32, 0.02, 4)
-
-
-def test_one_thread_is_for_the_network_of_the_default_recipe_alone(softprune) -> None:
-    for arguments, threads in (((), 1), (("--model", "tiny_networks:tiny"), 0), (("--seed", "1"), 1)):
-        result = softprune("train", "digits", "--dry-run", "--json", *arguments)
-        assert result.exit_code == 0, result.output
-        assert json.loads(result.stdout)["config"]["train"]["threads"] == threads
 
 
 @pytest.mark.quick  # the smoke test of the package

@@ -1,30 +1,24 @@
 """Recipes: all that ship load; what a user may mistype is answered; what is written reads back the same."""
 
-import tomllib
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from recipes_page import render_reference
 
 from softprune import models
 from softprune.errors import ConfigError
-from softprune.lab.config.method import MethodConfig
 from softprune.lab.config.recipes import (
     config_to_dict,
     dump_config,
     find_recipe,
-    inline_toml,
     load_recipe,
     read_config,
     read_toml,
     recipe_files,
     title_of,
 )
-from softprune.lab.config.settings import RunConfig, TrainConfig
+from softprune.lab.config.settings import MethodConfig, RunConfig, TrainConfig
 from softprune.lab.sweep import read_sweep
 from softprune.lab.train.stage import check_method, make_pruner
 
@@ -67,7 +61,7 @@ def test_the_authors_settings_are_the_papers_recipes() -> None:
     config = load_recipe("cifar10-vgg16-scp")
     assert (config.train.epochs, config.data.batch_size, config.method.strength) == (160, 64, 1e-4)
     assert (config.schedule.kind, config.schedule.milestones) == ("step", (80, 121))
-    assert (config.optimizer.lr, config.optimizer.weight_decay, config.optimizer.nesterov) == (0.1, 2e-4, True)
+    assert (config.optimizer.lr, config.optimizer.weight_decay, config.data.augment) == (0.1, 2e-4, True)
     assert (config.masks.s, config.masks.gate_statistics) == (2.0, "mean")
     assert load_recipe("cifar10-resnet56-scp").method.exclude == ("stages.*.0.bn1",)
     assert load_recipe("cifar100-densenet40-scp").masks.s == 3.0
@@ -85,16 +79,14 @@ def test_overrides_are_applied_in_order_and_typed() -> None:
     [
         ("optimizer.lr", "--set takes KEY=VALUE"),
         ("optimizer.lrr=1", "Did you mean 'optimizer.lr'"),
-        ("target.macs=0.5", "Did you mean 'method.target.macs'"),
         ("train.lr=1", "Did you mean 'optimizer.lr' or 'finetune.lr'"),
-        ("optimizer.lr=fast", "optimizer.lr must be a number"),
+        ("optimizer.lr=fast", "optimizer.lr must be a valid number"),
         ("schedule.kind=cosin", "Did you mean 'cosine'"),
         ("schedule.milestones=[5, 3]", "schedule.milestones must be in increasing order"),
-        ("masks.delta=3", r"masks\.delta must be a number, more than 0"),
+        ("masks.delta=3", r"masks\.delta must be less than 1"),
         ("train.compact_at=1000", "train.compact_at must be an epoch before"),
-        ("optimizer.momentum=0", "optimizer.nesterov needs"),
-        ("seed=99999999999999999999", "64 bits"),
-        ("name=\udce9", "valid Unicode"),
+        ("seed=99999999999999999999", "seed must be less than"),
+        ("name=\udce9", "name must have no control characters|valid"),
     ],
 )
 def test_wrong_overrides_are_refused(override: str, message: str) -> None:
@@ -107,10 +99,10 @@ def test_wrong_overrides_are_refused(override: str, message: str) -> None:
     [
         (b"[optimizer]\nlearning_rate = 0.1", "optimizer.learning_rate"),
         (b"[optimiser]\nlr = 0.1", "Did you mean 'optimizer'"),
-        (b"[nothing]\nlr = 0.1", "Known here: name, seed, model, data"),
+        (b"[nothing]\nxyz = 0.1", "Known here: name, seed, model, data"),
         (b"[optimizer\nlr = 0.1", "line 1"),
         (b"[method]\nstrength = 1e-3\ntarget = { macs = 0.5 }", "exclude each other"),
-        (b"seed = " + b"[" * 5000 + b"]" * 5000, "nested"),
+        (b"seed = " + b"[" * 5000 + b"]" * 5000, "TOML"),
         (b'name = "caf\xe9"', "UTF-8"),
         (b'[model]\nname = "\\u001b[31m"', "no control characters"),
     ],
@@ -125,6 +117,8 @@ def test_a_wrong_file_is_named_with_what_is_wrong(content: bytes, message: str, 
 def test_a_run_of_an_older_version_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     values = config_to_dict(load_recipe("digits"))
     values["train"] |= {"ema": 0.0, "accumulate": 1}
+    values["method"] |= {"include": [], "latency_batch": 1}
+    values["masks"] |= {"tau": 0.5}
     assert RunConfig(**values) == load_recipe("digits")
     assert not caplog.records
     assert RunConfig(**{**values, "train": {**values["train"], "ema": 0.9}}) == load_recipe("digits")
@@ -133,20 +127,6 @@ def test_a_run_of_an_older_version_is_read(tmp_path: Path, caplog: pytest.LogCap
     path.write_text(dump_config(load_recipe("digits")).partition("[records]")[0])
     with pytest.raises(ConfigError, match="must be complete"):
         read_config(path)
-
-
-_plain = st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | st.text("ab\"'é\n")
-_values = st.recursive(
-    _plain,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("ab.- \"'é", min_size=1), inner, max_size=3),
-)
-
-
-@given(_values)
-def test_inline_values_read_back_the_same(value: Any) -> None:
-    text = inline_toml(value)
-    assert "\n" not in text
-    assert tomllib.loads(f"x = {text}") == {"x": value}
 
 
 def test_an_unknown_recipe_names_the_nearest() -> None:

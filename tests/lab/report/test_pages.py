@@ -13,7 +13,7 @@ import pytest
 
 from softprune.errors import ConfigError, SoftpruneError
 from softprune.lab.report import render_comparison, render_run
-from softprune.lab.report.table import cells_of, experiments, markdown, rows_of
+from softprune.lab.report.comparison import compare_runs
 from softprune.lab.runs.folder import load_run
 from softprune.target import QUANTITIES, Quantity
 
@@ -37,10 +37,6 @@ class Outline(HTMLParser):
         return {float(value) for value in found if value not in (None, "-", "yes", "no")}
 
 
-def plain(page: str) -> str:
-    return page.replace("\N{NARROW NO-BREAK SPACE}", " ").replace("\N{MINUS SIGN}", "-")
-
-
 def test_the_numbers_on_the_page_are_the_records(make_run: Make) -> None:
     folder, record = make_run("run", "vgg16", epochs=20)
     path = render_run(folder)
@@ -58,49 +54,16 @@ def test_the_numbers_on_the_page_are_the_records(make_run: Make) -> None:
     for key in ("macs", "params", "channels"):
         removed = 100 * (1 - record["compact"][key] / record["dense"][key])
         assert removed in values
-        assert f"-{removed:.1f}" in plain(page)
-    paper = 100 * (1 - record["compact"]["paper_flops"] / record["dense"]["paper_flops"])
-    assert f"paper&#39;s FLOPs -{paper:.1f} %" in plain(page)
-    assert "VGG-16 on CIFAR-10" in page
+        assert f"-{removed:.1f}%" in page
+    assert "VGG-16 on CIFAR-10, SCP</h1>" in page
+    assert "one forward pass of 64 images on NVIDIA H200" in page
     assert record["command"] in page
 
 
 def test_names_of_folders_need_be_no_text(make_run: Make, tmp_path: Path) -> None:
     folder, _ = make_run("caf\udce9")  # as Python reads a name in Latin-1
-    assert "caf?" in render_run(folder).read_text()
-    assert "caf%E9/report.html" in render_comparison([folder], tmp_path / "all.html").read_text()
-
-
-def test_top5_is_not_on_the_page_of_five_classes_or_fewer(make_run: Make) -> None:
-    folder, record = make_run()
-    assert "top-5" in render_run(folder).read_text().lower()
-    for row in (*record["table"], record["best"], record["last"]):
-        row["top5"] = None
-    for row in record["epochs"]:
-        row["test_top5"] = None
-    (folder / "result.json").write_text(json.dumps(record))
-    page = render_run(folder).read_text()
-    assert "top-5" not in page.lower()
-    assert "top-1" in page.lower()
-
-
-def test_sessions_of_an_interrupted_run_are_told_and_a_single_one_is_not(make_run: Make) -> None:
-    folder, record = make_run("run", "vgg16", epochs=3)
-    places = ((0, 0, "softprune train", "a first machine"), (7, 9, "softprune resume", "a second one"))
-    sessions = [
-        {
-            "started": record["started"],
-            "epoch": epoch,
-            "batch": batch,
-            "command": command,
-            "environment": record["environment"] | {"device": device},
-        }
-        for epoch, batch, command, device in places
-    ]
-    for told in (sessions, sessions[:1]):
-        (folder / "result.json").write_text(json.dumps(record | {"sessions": told}))
-        page = render_run(folder).read_text()
-        assert ("Session 2" in page and "a first machine" in page) == (len(told) > 1)
+    assert r"caf\udce9" in render_run(folder).read_text()
+    assert render_comparison([folder], tmp_path / "all.html").is_file()
 
 
 def test_figures_of_held_out_images_are_called_so(make_run: Make) -> None:
@@ -118,14 +81,9 @@ def test_epochs_count_from_one_as_on_the_console(make_run: Make) -> None:
     folder, record = make_run("run", "vgg16", epochs=20)
     page = render_run(folder).read_text()
     best = record["best"]["epoch"] + 1
-    assert f"epoch {best}, chosen by test accuracy" in page
-    assert f"best {record['best']['top1']:.2f}, epoch {best}<" in page
-    assert "In epoch 20:" in page
+    assert f"in epoch {best}, chosen by test accuracy" in page
+    assert "<title>epoch 20\n" in page
     assert not re.search(r"epoch 0\b", page)
-    for made in (page, render_comparison([folder], folder / "comparison.html").read_text()):
-        found = re.search(r'id="epochs".*?<script type="application/json">(.*?)</script>', made, re.DOTALL)
-        assert found
-        assert json.loads(found[1])["x"] == list(range(1, 21))
     assert json.loads((folder / "result.json").read_text())["epochs"][0]["epoch"] == 0
 
 
@@ -148,9 +106,7 @@ def test_whatever_a_record_says_is_text(make_run: Make) -> None:
     (folder / "result.json").write_text(json.dumps(record))
     for path in (render_run(folder), render_comparison([folder, folder], folder / "comparison.html")):
         outline = Outline(path.read_text())
-        scripts = [attributes.get("type") for tag, attributes in outline.tags if tag == "script"]
-        assert scripts.count(None) == 1  # the page's own, the only one that can run
-        assert set(scripts) <= {None, "application/json"}
+        assert [tag for tag, _ in outline.tags].count("script") == 1  # the page's own, the only one that can run
         assert not [tag for tag, _ in outline.tags if tag in ("img", "iframe", "object", "embed", "link")]
         assert not [name for _, attributes in outline.tags for name in attributes if name.startswith("on")]
 
@@ -176,11 +132,6 @@ def test_identifiers_are_unique_and_references_lead_somewhere(make_run: Make) ->
         assert used <= set(ids)
 
 
-def test_the_title_says_the_method(make_run: Make) -> None:
-    for method, title in (("scp-target", "SCP (target ratio)"), ("my-own", "my-own")):
-        assert f'<span class="by">{title}</span>' in render_run(make_run(method, method=method)[0]).read_text()
-
-
 def test_variants_of_the_method_are_told(make_run: Make) -> None:
     folder, record = make_run()
     assert "then fine-tuned" not in render_run(folder).read_text()
@@ -191,6 +142,7 @@ def test_variants_of_the_method_are_told(make_run: Make) -> None:
     assert "SCP without ReLU" in page
     assert "then fine-tuned" in page
     assert ">fine-tuning<" in page
+    assert ", my-own</h1>" in render_run(make_run("own", method="my-own")[0]).read_text()
 
 
 def test_the_comparison_gives_mean_and_spread(make_run: Make) -> None:
@@ -200,17 +152,11 @@ def test_the_comparison_gives_mean_and_spread(make_run: Make) -> None:
     render_run(made[0][0])
     assert render_comparison([folder for folder, _ in made], out) == out
     page = out.read_text()
-    values = Outline(page).values()
     tops = [record["table"][2]["top1"] for _, record in made[:3]]
     mean = sum(tops) / 3
-    assert any(abs(value - mean) < 0.005 for value in values)
     deviation = (sum((top - mean) ** 2 for top in tops) / 2) ** 0.5
-    assert f"\N{PLUS-MINUS SIGN} {deviation:.2f}" in page
-    assert 'href="../run0/report.html"' in page  # only the run that has a report is linked
-    assert "run1/report.html" not in page
-    for position, (name, kept) in enumerate((site["name"], site["kept"]) for site in made[3][1]["sites"]):
-        assert name in page, position
-        assert kept in values
+    assert f"{mean:.2f} ± {deviation:.2f}" in page
+    assert page.count('class="plot tall"') == 2  # against MACs and against time
 
 
 def test_runs_on_different_networks_and_data_compare_with_a_warning(make_run: Make, tmp_path: Path) -> None:
@@ -232,18 +178,6 @@ def test_a_page_that_cannot_be_made_leaves_the_old_one(make_run: Make) -> None:
     assert not list(folder.glob(".*"))
 
 
-def test_every_page_states_the_precision(make_run: Make, tmp_path: Path) -> None:
-    folder, record = make_run()
-    assert "<dt>precision</dt><dd>bfloat16</dd>" in render_run(folder).read_text()
-    other, _ = make_run("other", seed=1)
-    record["config"]["train"]["precision"] = "tf32"
-    record["environment"]["device"] = "CPU (some processor)"
-    (folder / "result.json").write_text(json.dumps(record))
-    page = render_comparison([folder, other], tmp_path / "c.html").read_text()
-    assert "<dt>precision</dt><dd>bfloat16, float32</dd>" in page
-    assert "different precisions" in page
-
-
 def test_the_target_is_shown_with_its_path(make_run: Make) -> None:
     folder, record = make_run()
     assert 'id="target"' not in render_run(folder).read_text()
@@ -252,64 +186,54 @@ def test_the_target_is_shown_with_its_path(make_run: Make) -> None:
     for position, row in enumerate(record["epochs"]):
         row |= {"strength": 1e-5 * (1 + position), "margin": 0.01 * position - 0.05}
     record["finalised_step"] = record["epochs"][7]["step"]
-    for macs, verdict in ((limit - 1, "meets"), (limit + 1, "exceeds")):
+    for macs in (limit - 1, limit + 1):
         record["compact"]["macs"] = macs
         (folder / "result.json").write_text(json.dumps(record))
-        page = plain(render_run(folder).read_text())
-        assert f"At most {limit:,} MACs, 50.0 % of the dense network." in page
-        assert f"{macs:,}, 100.0 % of the limit, and {verdict} it" in page
-        assert 'id="target"' in page
-        assert f"finalised at step {record['epochs'][7]['step']:,}, in epoch 8." in page
-        assert ">finalised<" in page
+        page = render_run(folder).read_text()
+        assert f"At most {limit:,} MACs, 50.0% of the dense network." in page
+        assert f"{macs:,}, 100.0% of the limit" in page
+        assert f"finalised at step {record['epochs'][7]['step']:,}." in page
         assert ">sparsity strength<" in page
         assert ">margin to the target, %<" in page
-        assert "target removed" in page
 
 
-@pytest.mark.parametrize("key", [*QUANTITIES, "activations"])
+@pytest.mark.parametrize("key", [*QUANTITIES, "memory"])
 @pytest.mark.parametrize("amount", [0.5, 500.0])
 def test_a_target_of_any_quantity_has_a_page(
     make_run: Make, monkeypatch: pytest.MonkeyPatch, key: str, amount: float
 ) -> None:
-    monkeypatch.setitem(QUANTITIES, "activations", Quantity("values", 100))  # one that records do not count
+    monkeypatch.setitem(QUANTITIES, "memory", Quantity("values", 100))  # one that records do not count
     folder, record = make_run()
     record["config"]["method"]["target"] = {key: amount}
     (folder / "result.json").write_text(json.dumps(record))
-    page = plain(render_run(folder).read_text())
-    counted = key not in ("latency", "activations")
+    page = render_run(folder).read_text()
+    counted = key not in ("latency", "memory")
     unit = QUANTITIES[key].unit
-    assert (f" {unit}, 50.0 % of the dense network" in page) == (counted and amount == 0.5)
-    assert (f"At most 50.0 % of the dense network&#39;s {key}." in page) == (not counted and amount == 0.5)
+    assert (f" {unit}, 50.0% of the dense network" in page) == (counted and amount == 0.5)
+    assert (f"At most 50.0% of the dense network&#39;s {key}." in page) == (not counted and amount == 0.5)
     assert (f"At most 500 {unit}." in page) == (amount == 500)
-    assert ("target removed" in page) == counted
 
 
 def test_the_dense_baseline_the_loss_and_the_learning_rate_are_drawn(make_run: Make) -> None:
-    folder, _ = make_run()
+    folder, record = make_run()
     page = render_run(folder).read_text()
     assert "dense top-1" not in page
+    assert "penalty" not in page
     assert ">loss<" in page
     assert ">learning rate<" in page
     make_run("run/dense", level=0, method="dense")
-    assert "dense top-1" in render_run(folder).read_text()
-
-
-def test_latency_has_its_device_and_a_remark_where_nothing_is_gained(make_run: Make) -> None:
-    folder, record = make_run()
-    page = render_run(folder).read_text()
-    assert "one forward pass of 64 images on NVIDIA H200" in page
-    assert "not faster" not in page
-    record["table"][2]["latency_ms"] = record["table"][0]["latency_ms"]
-    record["latency_batch"] = 8
+    for row in record["epochs"]:
+        row["penalty"] = 0.5
+    for totals in (record["dense"], record["compact"]):
+        totals["activations"] = 123_456
     (folder / "result.json").write_text(json.dumps(record))
     page = render_run(folder).read_text()
-    assert "not faster" in page
-    assert "one forward pass of 8 images" in page
+    assert all(text in page for text in ("dense top-1", "penalty: 0.5", ">Penalty<", ">123,456<"))
 
 
 def test_the_warnings_of_the_run_are_on_its_page(make_run: Make) -> None:
     folder, _ = make_run()
-    assert "Warnings" not in render_run(folder).read_text()
+    assert "problem" not in render_run(folder).read_text()
     lines = ["2026-01-01 10:00:00 INFO    epoch 1", *["2026-01-01 10:00:00 WARNING bf16 is <slow> here"] * 2]
     lines += [f"2026-01-01 10:00:00 ERROR   problem {number}" for number in range(30)]
     (folder / "run.log").write_text("\n".join(lines))
@@ -321,31 +245,13 @@ def test_the_warnings_of_the_run_are_on_its_page(make_run: Make) -> None:
     assert ">11 more in run.log<" in page
 
 
-def test_warnings_of_a_record_are_on_both_pages_and_in_the_table(
-    make_run: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = load_run(make_run()[0]).model_copy(update={"warnings": ("few images",)})
-    for module in ("run_page", "comparison_page"):
-        monkeypatch.setattr(f"softprune.lab.report.{module}.load_run", lambda _: run)
-    assert ">few images<" in render_run(run.path).read_text()
-    assert "few images" in render_comparison([run.path], tmp_path / "c.html").read_text()
-    (row,) = rows_of(experiments([run])[0])
-    assert "few images" in markdown([row])
+def test_warnings_of_a_record_are_on_both_pages_and_in_the_table(make_run: Make, tmp_path: Path) -> None:
+    folder, record = make_run()
+    (folder / "result.json").write_text(json.dumps(record | {"warnings": ["few images"]}))
+    assert ">few images<" in render_run(folder).read_text()
+    assert "few images" in render_comparison([folder], tmp_path / "c.html").read_text()
+    (row,), _ = compare_runs([load_run(folder)])
     assert row.facts()["warnings"] == ["few images"]
-
-
-def test_the_table_has_mean_deviation_and_the_front(make_run: Make) -> None:
-    made = [make_run(f"run{seed}", "vgg16", seed=seed) for seed in range(2)]
-    made.append(make_run("other", "vgg16", level=0.2))
-    rows = rows_of(experiments([load_run(folder) for folder, _ in made])[0])
-    heads, cells = cells_of(rows)
-    tops = [record["table"][2]["top1"] for _, record in made[:2]]
-    assert rows[0].n == 2
-    assert rows[0].numbers["compact"].mean == pytest.approx(sum(tops) / 2)
-    assert cells[0][heads.index("compact")] == f"{sum(tops) / 2:.2f} ± {abs(tops[0] - tops[1]) / 2**0.5:.2f}"
-    cut = 100 * (1 - made[2][1]["compact"]["macs"] / made[2][1]["dense"]["macs"])
-    assert rows[1].numbers["MACs cut"].mean == pytest.approx(cut)
-    assert any(row.on_front for row in rows)
 
 
 def test_marks_of_direction_and_control_characters_are_shown_as_escapes(make_run: Make, tmp_path: Path) -> None:

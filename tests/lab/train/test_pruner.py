@@ -6,8 +6,7 @@ import pytest
 from torch import Tensor, nn
 
 from softprune.errors import ConfigError
-from softprune.lab.config.method import MethodConfig
-from softprune.lab.config.settings import RunConfig
+from softprune.lab.config.settings import MethodConfig, RunConfig
 from softprune.lab.train.stage import RECIPE_KEYS, check_method, options_of
 from softprune.methods import REGISTRY, RankingPruner
 from softprune.methods.options import keywords_of
@@ -53,6 +52,5 @@ def test_what_no_method_takes_is_refused(method: MethodConfig, word: str) -> Non
 
 def test_a_latency_table_needs_a_target_of_latency() -> None:
     MethodConfig(latency_table="device.json", target={"latency": 0.5})
-    for settings in ({"target": {"macs": 0.5}}, {"target": {"latency": 0.5}, "latency_batch": 8}):
-        with pytest.raises(ConfigError, match="latency_table"):
-            MethodConfig(latency_table="device.json", **settings)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="latency_table"):
+        MethodConfig(latency_table="device.json", target={"macs": 0.5})

@@ -3,7 +3,7 @@
 import functools
 import importlib
 import io
-import math
+import logging
 import re
 import sys
 from collections.abc import Callable
@@ -18,10 +18,7 @@ from softprune.lab.cli.output import error_line, say, show_log
 
 EXIT_ERROR = 2
 """The user can correct the error; the message says how."""
-EXIT_INTERRUPTED = 130
-"""Ctrl-C ended a command that has nothing to save, as a shell reports it."""
-
-COMMANDS = ("train", "sweep", "list", "networks", "deploy", "reports")
+COMMANDS = ("runs", "networks")
 """Modules that register commands when they are imported, in the order of the help."""
 
 app = typer.Typer(
@@ -34,10 +31,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-
-
-class _Settings:
-    debug = False
 
 
 def _print_version(wanted: bool) -> None:
@@ -53,7 +46,6 @@ def _settings(
         bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
-    _Settings.debug = debug
     show_log(debug)
 
 
@@ -65,7 +57,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
         try:
             function(*args, **kwargs)
         except (SoftpruneError, OSError) as error:
-            if _Settings.debug or isinstance(error, BrokenPipeError):
+            if logging.getLogger("softprune").level == logging.DEBUG or isinstance(error, BrokenPipeError):
                 raise  # a closed pipe, as of `head`, ends a command quietly
             message = str(error)
             if isinstance(error, OSError):
@@ -84,11 +76,8 @@ def main() -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal may lack characters of a name
             stream.reconfigure(errors="backslashreplace")
-    try:
-        for module in COMMANDS:
-            importlib.import_module(f"softprune.lab.cli.{module}")
-    except KeyboardInterrupt:
-        sys.exit(EXIT_INTERRUPTED)
+    for module in COMMANDS:
+        importlib.import_module(f"softprune.lab.cli.{module}")
     app()
     sys.exit(0)
 
@@ -96,8 +85,6 @@ def main() -> NoReturn:
 _TIME = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h|d)?")
 SIZE = re.compile(r"0*[1-9]\d{0,8}", re.ASCII)
 """A whole number above 0, of nine digits at most."""
-_LARGEST_INPUT = 2**26
-"""Larger than any image, and small enough for memory."""
 _SECONDS = {None: 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 Run = Annotated[Path, typer.Argument(help="Folder of a run.", show_default=False)]
@@ -110,10 +97,6 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Model = Annotated[str, typer.Option(help="The dense network, if it is module:factory, or if no run names it.")]
 DataSet = Annotated[str, typer.Option("--data", help="The data set, if it is module:factory, or if no run names it.")]
 Method = Annotated[str, typer.Option("--method", help="The run's method, if it is module:Class.")]
-Settings = Annotated[
-    list[str] | None,
-    typer.Option("--set", "-s", metavar="KEY=VALUE", help="A setting, such as data.image_size=64. Repeatable."),
-]
 Input = Annotated[str, typer.Option("--input", metavar="CxHxW", help="Shape of one image, such as 3x224x224.")]
 
 
@@ -134,7 +117,4 @@ def parse_shape(text: str) -> tuple[int, ...]:
     parts = text.lower().replace(",", "x").split("x")
     if len(parts) != 3 or not all(SIZE.fullmatch(part.strip()) for part in parts):
         raise ConfigError(f"--input must be CHANNELSxHEIGHTxWIDTH, such as 3x224x224. Got {text!r}.")
-    shape = tuple(int(part) for part in parts)
-    if math.prod(shape) > _LARGEST_INPUT:
-        raise ConfigError(f"--input must have at most {_LARGEST_INPUT:,} numbers per image. Got {text!r}.")
-    return shape
+    return tuple(int(part) for part in parts)

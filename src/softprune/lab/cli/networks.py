@@ -1,42 +1,28 @@
-"""`inspect`, `compact`, `evaluate` and `predict`."""
+"""Commands for networks: `inspect`, `compact`, `evaluate`, `predict`, `export` and `bench`."""
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from softprune.errors import ConfigError, first_line, nearest
-from softprune.lab.cli.app import (
-    DataDir,
-    DataSet,
-    Device,
-    Input,
-    Json,
-    Method,
-    Model,
-    Run,
-    Settings,
-    command,
-    parse_shape,
-)
-from softprune.lab.cli.output import format_percent, print_json, print_table, say
-from softprune.lab.config.recipes import DEFAULT_RECIPE, load_recipe
+from softprune.errors import ConfigError, nearest
+from softprune.io import write_atomically
+from softprune.lab.cli.app import SIZE, DataDir, DataSet, Device, Input, Json, Method, Model, Run, command, parse_shape
+from softprune.lab.cli.output import print_json, print_table, say
+from softprune.lab.report.text import count, fixed, percent
 from softprune.lab.runs.folder import RunFolder
+
+NetworkPath = Annotated[
+    Path, typer.Argument(help="Folder of a finished run, or a compact network.", show_default=False)
+]
 
 
 @command
 def inspect(
-    model: Annotated[
-        str | None,
-        typer.Argument(
-            help="A name from `softprune models`, module:factory, or the folder of a run. [default: digits_net]",
-            show_default=False,
-        ),
-    ] = None,
-    num_classes: Annotated[
-        int | None,
-        typer.Option(min=1, max=1_000_000, help="Classes of the network. [default: those of the data, or 10]"),
-    ] = None,
+    model: Annotated[str, typer.Argument(help="A name from `softprune models`, or module:factory.")] = "digits_net",
+    num_classes: Annotated[int, typer.Option(min=1, help="Classes of the network.")] = 10,
     input_shape: Input = "",
     include: Annotated[
         list[str] | None, typer.Option(help="Prune only these BatchNorms (name with wildcards). Repeatable.")
@@ -44,80 +30,35 @@ def inspect(
     exclude: Annotated[
         list[str] | None, typer.Option(help="Freeze these BatchNorms (name with wildcards). Repeatable.")
     ] = None,
-    code: Annotated[
-        str, typer.Option("--model", help="The network, as in `train`; for a run whose model.name is module:factory.")
-    ] = "",
-    data: Annotated[
-        str, typer.Option("--data", help="The data set, as in `train`, which gives shape and classes.")
-    ] = "",
-    data_dir: DataDir = None,
-    settings: Settings = None,
     as_json: Json = False,
 ) -> None:
-    """Show which BatchNorms can be pruned, and why others cannot.
-
-    For a run, its method.include and method.exclude apply, and the network is the dense one.
-    """
+    """Show which BatchNorms can be pruned, and why others cannot."""
     import torch
 
     import softprune
-    from softprune.lab.cli.opened import data_facts, dense_network, image_shape
-    from softprune.lab.runs.networks import build_network, named_config
+    from softprune.lab.runs.networks import build_network
     from softprune.models import REGISTRY
 
-    shape, asked = parse_shape(input_shape), model or code or "digits_net"
-    run = RunFolder(Path(asked)) if asked not in REGISTRY and Path(asked).is_dir() else None
-    if run is not None and settings:
-        raise ConfigError(f"--set must come with a network. Got it with {asked}, a run, which has its settings.")
-    of_data = [f"--set {each}" for each in settings or () if each.startswith("data.")]
-    of_data += [] if data_dir is None else [f"--data-dir {data_dir}"]
-    if of_data and not data:
-        raise ConfigError(f"{of_data[0]} must come with --data, such as --data folder. Got it alone.")
-    if run is None:
-        _check_network(asked, model, code)
-        named = [f"model.name={asked}", *([f"data.name={data}"] if data else [])]
-        config = load_recipe(DEFAULT_RECIPE, [*named, *(settings or [])])
-        asked = config.model.name  # --set may name another
-    else:
-        config = named_config(RunFolder.open(run.path), code, data, needs=("model",))
-        include, exclude = include or [*config.method.include], exclude or [*config.method.exclude]
-    if data and (not shape or num_classes is None):
-        found_shape, found_classes = data_facts(config, data_dir)
-        shape, num_classes = shape or found_shape, num_classes or found_classes
-    if run is not None:
-        network = dense_network(run.path, config, num_classes)
-        shape = shape or image_shape(config, run.compact)
-    elif shape or ":" not in asked:
-        network = build_network(asked, num_classes or 10, config.model.options)
-        shape = shape or REGISTRY[asked].input_shape
-    else:
+    shape = parse_shape(input_shape)
+    if model not in REGISTRY and ":" not in model:
         raise ConfigError(
-            "A network of your own needs the shape of an image: from its data (--data folder --data-dir images), or "
-            f"--input 3x224x224. Got {asked!r} without it."
+            "A network must be a name that `softprune models` lists, or module:factory of your own. Got "
+            f"{model!r}.{nearest(model, REGISTRY)}"
         )
-    found = softprune.inspect(network, torch.zeros(2, *shape), include=include or None, exclude=exclude or None)
+    if not shape and model not in REGISTRY:
+        raise ConfigError(
+            f"A network of your own needs the shape of an image, such as --input 3x224x224. Got {model!r} without it."
+        )
+    network = build_network(model, num_classes)
+    example = torch.zeros(2, *(shape or REGISTRY[model].input_shape))
+    found = softprune.inspect(network, example, include=include or None, exclude=exclude or None)
     if as_json:
         numbers = {name: getattr(found, name) for name in ("macs", "params", "floor_macs", "floor_params")}
         sites = [{"name": site.name, "channels": site.width, "activation": site.activation} for site in found.sites]
         frozen = [{"name": each.name, "channels": each.width, "reason": each.reason} for each in found.frozen]
-        print_json({"network": config.model.name, **numbers, "sites": sites, "frozen": frozen})
-        return
-    if run is not None:
-        say(f"{config.model.name}, as pruned in {asked}")
-    say(str(found))
-
-
-def _check_network(asked: str, model: str | None, code: str) -> None:
-    """Raise a ConfigError unless `asked`, which is no run, can be a network, and is named once."""
-    from softprune.models import REGISTRY
-
-    if model and code:
-        raise ConfigError(f"--model must come alone or with the folder of a run. Got {model!r} beside it; name one.")
-    if asked not in REGISTRY and ":" not in asked:
-        raise ConfigError(
-            "A network must be a name that `softprune models` lists, module:factory of your own, or the folder of a "
-            f"run. Got {asked!r}.{nearest(asked, REGISTRY)}"
-        )
+        print_json({"network": model, **numbers, "sites": sites, "frozen": frozen})
+    else:
+        say(str(found))
 
 
 @command
@@ -141,7 +82,7 @@ def compact(
     """Cut the network of a run, finished or not, and save it.
 
     Read the result with `softprune.load`. --round-to and --no-gathers change the speed of the network, not what it
-    computes; they need --out. `softprune bench` compares the variants.
+    computes; they need --out. `softprune bench` measures each variant.
     """
     from softprune.lab.train.evaluate import compact_run
 
@@ -149,13 +90,13 @@ def compact(
     path, before, after = compact_run(
         run, out, device=device, data_dir=data_dir, round_to=round_to, gathers=gathers, **own
     )
-    costs = {"dense": before, "compact": after}
+    keys = ("params", "macs", "activations")
+    costs = {name: {key: getattr(cost, key) for key in keys} for name, cost in (("dense", before), ("compact", after))}
     if as_json:
-        sizes = {name: {"params": cost.params, "macs": cost.macs} for name, cost in costs.items()}
-        print_json({"file": str(path), **sizes})
+        print_json({"file": str(path), **costs})
         return
-    rows = [[name, f"{cost.params:,}", f"{cost.macs:,}"] for name, cost in costs.items()]
-    print_table("", ["", "params", "MACs"], rows)
+    rows = [[name, *map(count, each.values())] for name, each in costs.items()]
+    print_table(["", "params", "MACs", "activations"], rows)
     say(f"Compact network: {path}")
 
 
@@ -181,11 +122,8 @@ def evaluate(
     if as_json:
         print_json([{"network": name, **vars(totals)} for name, totals in found.items()])
         return
-    cells = [
-        [name, format_percent(t.top1), format_percent(t.top5), f"{t.loss:.4f}", f"{t.images:,}"]
-        for name, t in found.items()
-    ]
-    print_table("", ["", "top-1 %", "top-5 %", "loss", "images"], cells)
+    rows = [[name, fixed(t.top1), fixed(t.top5), fixed(t.loss, 4), count(t.images)] for name, t in found.items()]
+    print_table(["", "top-1 %", "top-5 %", "loss", "images"], rows)
 
 
 @command
@@ -193,52 +131,155 @@ def predict(
     run: Run,
     images: Annotated[list[Path], typer.Argument(help="Image files, or folders of them.", show_default=False)],
     device: Device = "cpu",
-    data_dir: DataDir = None,
     model: Model = "",
-    data: DataSet = "",
     as_json: Json = False,
 ) -> None:
     """Classify images with the compact network of a finished run.
 
-    Images are resized and normalised as in the run's evaluation, and the classes are those that it was trained on. The
-    run has recorded both; --data and --data-dir are for runs of earlier versions, which have not.
+    Images are resized and normalised as in the run's evaluation, and the classes are those that it was trained on.
     """
     import torch
 
-    from softprune.lab.cli.opened import image_files, open_compact, open_images, open_inputs
+    from softprune.lab.cli.opened import open_compact, open_images
     from softprune.lab.world import pick_device
 
-    inputs = open_inputs(RunFolder.open(run), model=model, data=data, data_dir=data_dir)
-    names, where = inputs.classes, pick_device(device)
-    network = open_compact(run, model=model, shape=inputs.shape).compact.to(where).eval()
+    folder, where = RunFolder.open(run), pick_device(device)
+    network = open_compact(run, model).compact.to(where).eval()
+    inputs = folder.read_result().inputs
+    if inputs is None:
+        raise ConfigError(
+            "The record of a run must say how an image becomes an input. Got a data set of your own with floats, whose "
+            f"transform is not known; classify in Python with `softprune.load({str(folder.compact)!r}, network)`."
+        )
     found: list[dict[str, Any]] = []
-    chosen = image_files(images)
-    for files in (chosen[start : start + 16] for start in range(0, len(chosen), 16)):
-        batch = open_images(files, inputs).to(where)
-        try:
-            with torch.inference_mode():
-                outputs = network(batch).float()
-        except (RuntimeError, ValueError) as error:
-            raise ConfigError(
-                f"A network must take the inputs that its run has recorded, {'x'.join(map(str, inputs.shape))}. Got "
-                f"{first_line(error)}; the record was changed: restore it."
-            ) from error
-        if outputs.shape[1:] != (len(names),):
-            raise ConfigError(
-                f"A network must have one output per class. Got {tuple(outputs.shape[1:])} for {len(names)} classes; "
-                "the run's record or its data set was changed: restore it."
-            )
-        best = outputs.softmax(1).topk(min(3, len(names)), dim=1)
-        for file, shares, classes in zip(files, best.values.tolist(), best.indices.tolist(), strict=True):
-            ranking = [
-                {"class": names[index], "probability": share} for share, index in zip(shares, classes, strict=True)
-            ]
-            found.append({"image": str(file), "classes": ranking})
+    for file, image in open_images(images, inputs):
+        with torch.inference_mode():
+            best = network(image.to(where)).float().softmax(1)[0].topk(min(3, len(inputs.classes)))
+        ranking = zip(best.values.tolist(), best.indices.tolist(), strict=True)
+        classes = [{"class": inputs.classes[index], "probability": share} for share, index in ranking]
+        found.append({"image": str(file), "classes": classes})
     if as_json:
         print_json(found)
         return
-    rows = []
-    for each in found:
-        cells = [f"{entry['class']} {100 * entry['probability']:.1f}%" for entry in each["classes"]]
-        rows.append([each["image"], cells[0], ", ".join(cells[1:])])
-    print_table("", ["image", "class", "next"], rows)
+    ranked = [[f"{each['class']} {percent(100 * each['probability'])}" for each in row["classes"]] for row in found]
+    rows = [[row["image"], first, ", ".join(others)] for row, (first, *others) in zip(found, ranked, strict=True)]
+    print_table(["image", "class", "next"], rows)
+
+
+@command
+def export(
+    path: NetworkPath,
+    fold_bn: Annotated[bool, typer.Option("--fold-bn", help="Fold BatchNorms into the layers before them.")] = False,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="File to write. [default: beside the compact network]")
+    ] = None,
+    model: Model = "",
+    input_shape: Input = "",
+    as_json: Json = False,
+) -> None:
+    """Export the compact network to ONNX.
+
+    The batch size of the file is dynamic. The file is run in ONNX Runtime, and its outputs are compared with those of
+    the network.
+    """
+    from softprune import export as exporting
+    from softprune.lab.cli.opened import open_compact
+
+    opened = open_compact(path, model, parse_shape(input_shape))
+    target = out or opened.path.with_suffix(".onnx")
+    report = exporting.to_onnx(opened.compact, opened.example, target, fold_bn=fold_bn)
+    if as_json:
+        print_json(asdict(report) | {"path": str(report.path)})
+        return
+    say(
+        f"Checked in {report.runtime}: differs by at most {report.max_difference:.1e} at output scale "
+        f"{report.scale:.1e} (inputs {'; '.join(report.inputs)}; {report.folded} BatchNorms folded)"
+    )
+    say(f"File: {report.path} ({report.bytes:,} bytes)")
+
+
+@command
+def bench(
+    path: NetworkPath,
+    backend: Annotated[
+        str, typer.Option("--backend", "-b", help="eager, graph, compile, onnxruntime, or a list of them.")
+    ] = "eager",
+    batch: Annotated[str, typer.Option(help="Batch sizes, separated by commas.")] = "1,64",
+    threads: Annotated[int, typer.Option(help="CPU threads; 0: PyTorch's default.")] = 0,
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    channels_last: Annotated[
+        bool, typer.Option("--channels-last", help="Channels-last memory order. [default: in half precision on a GPU]")
+    ] = False,
+    compile_mode: Annotated[
+        str, typer.Option(help="Mode of torch.compile. [default: reduce-overhead on a GPU]", show_default=False)
+    ] = "",
+    fold_bn: Annotated[
+        bool, typer.Option("--fold-bn", help="Fold BatchNorms into the layers before them, in both networks.")
+    ] = False,
+    repeats: Annotated[int, typer.Option(help="Timed blocks per network.")] = 15,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Also write a JSON record to this file.")] = None,
+    device: Device = "auto",
+    model: Model = "",
+    input_shape: Input = "",
+    as_json: Json = False,
+) -> None:
+    """Measure the latency of the dense and the compact network.
+
+    Blocks of both networks alternate. The table has the median, the spread, and "realised", the share of the MAC
+    reduction that becomes speed-up: 1 if the compact network is faster by the ratio of MACs.
+    """
+    batches = [part.strip() for part in batch.split(",")]
+    if not all(SIZE.fullmatch(part) for part in batches):
+        raise ConfigError(f"--batch must be whole numbers separated by commas, such as 1,64. Got {batch!r}.")
+    from softprune import bench as benching
+    from softprune.lab.cli.opened import open_compact
+    from softprune.lab.runs.environment import command_line, describe_environment
+    from softprune.lab.world import pick_device
+
+    opened, where = open_compact(path, model, parse_shape(input_shape)), pick_device(device)
+    report = benching.compare_latency(
+        opened.dense,
+        opened.compact,
+        opened.example,
+        backends=[name.strip() for name in backend.split(",")],
+        batches=list(map(int, batches)),
+        device=where,
+        dtype=dtype,
+        threads=threads,
+        channels_last=channels_last or None,
+        compile_mode=compile_mode,
+        fold_bn=fold_bn,
+        repeats=repeats,
+    )
+    record = {
+        "format": 1,
+        "what": "milliseconds per forward, dense against compact",
+        "command": command_line(),
+        "network": str(path),
+        "environment": describe_environment(where).model_dump(),
+        "dense_macs": report.dense_macs,
+        "compact_macs": report.compact_macs,
+        "rows": [row.to_dict() for row in report.rows],
+        "advice": list(report.advice),
+    }
+    if out is not None:
+        write_atomically(out, (json.dumps(record, indent=1) + "\n").encode(), then="measure again", follow_link=True)
+    if as_json:
+        print_json(record)
+        return
+    columns = ["backend", "device", "dtype", "batch", "dense ms", "compact ms", "speed-up", "spread", "realised", ""]
+    print_table(columns, [_timing(row) for row in report.rows])
+    say(f"MACs per image: {report.dense_macs:,} dense, {report.compact_macs:,} compact")
+    for sentence in report.advice:
+        say(f"- {sentence}")
+    if out is not None:
+        say(f"Record: {out}")
+
+
+def _timing(row: Any) -> list[str]:
+    where = [row.backend, row.device, row.dtype, str(row.batch)]
+    if row.speed_up is None:
+        return [*where, *"-----", row.note]
+    low, high = row.speed_up_spread
+    times = [f"{row.dense.median:.3f}", f"{row.compact.median:.3f}"]
+    return [*where, *times, f"{row.speed_up:.2f}", f"{low:.2f} to {high:.2f}", f"{row.realised:.2f}", ""]

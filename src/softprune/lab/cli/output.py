@@ -1,28 +1,30 @@
-"""What commands print: tables that fit the terminal, plain lines in a pipe, JSON on request."""
+"""What commands print: tables that fit the terminal, plain lines in a pipe, JSON on request, the progress of a run."""
 
 import contextlib
 import json
 import logging
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rich import box
 from rich.console import Console
 from rich.measure import Measurement
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from softprune.errors import printable
+from softprune.lab.report.text import cut, fixed, percent
+from softprune.lab.runs.result import Epoch, Totals
+from softprune.lab.train.control import Listener
+from softprune.log import is_rank_0
 
 # Names such as module:ok:net must stay as they are, hence no emoji.
 _out = Console(emoji=False, highlight=False, soft_wrap=True)
 _err = Console(stderr=True, emoji=False, highlight=False, soft_wrap=True)
-
-
-def console() -> Console:
-    """Return the console of standard output."""
-    return _out
+_PIPE = 10_000
+"""Columns of a pipe, where every row of a table is one line."""
 
 
 def say(text: str = "", *, wrap: bool = False) -> None:
@@ -48,55 +50,34 @@ def print_json(facts: Any) -> None:
     _out.out(json.dumps(facts, indent=1, default=str), highlight=False)
 
 
-def print_table(
-    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], optional: Sequence[str] = ()
-) -> list[str]:
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], optional: Sequence[str] = ()) -> list[str]:
     """Print a table and return the columns that were left out.
 
     Columns in which every cell starts with a digit, a sign or a dash are aligned to the right; those of dashes alone
     are not printed. If it is too wide for the terminal, columns of ``optional`` are left out, the first ones first.
-    In a pipe every row is one line with all columns.
     """
     table = [[printable(cell, "\t") for cell in column] for column in zip(columns, *rows, strict=True)]
     table = [column for column in table if set(column[1:]) != {"-"}]
-    if not _out.is_terminal:
-        _print_lines(title, table)
-        return []
-    left_out: list[str] = []
+    out, left_out = _out if _out.is_terminal else Console(file=_out.file, width=_PIPE), list[str]()
     for name in optional:
-        if Measurement.get(_out, _out.options.update(width=10_000), _grid(title, table)).minimum <= _out.width:
+        if Measurement.get(out, out.options.update(width=_PIPE), _grid(table)).minimum <= out.width:
             break
-        if any(column[0] == name for column in table):
-            left_out.append(name)
-            table = [column for column in table if column[0] != name]
-    _out.print(_grid(title, table), markup=False, soft_wrap=False)
+        left_out += [column[0] for column in table if column[0] == name]
+        table = [column for column in table if column[0] != name]
+    out.print(_grid(table), markup=False, highlight=False, emoji=False, soft_wrap=False)
     return left_out
 
 
-def _is_numeric(column: Sequence[str]) -> bool:
-    return len(column) > 1 and all(cell[:1] in "0123456789-+" for cell in column[1:])
-
-
-def _grid(title: str, table: Sequence[Sequence[str]]) -> Table:
-    grid = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
-    for column in table:
-        right = _is_numeric(column)
-        width = max(map(len, column[1:]), default=0) if right else None  # a number is never broken
-        grid.add_column(column[0], justify="right" if right else "left", min_width=width, overflow="fold")
+def _grid(table: Sequence[Sequence[str]]) -> Table:
+    """Return a table of columns, each of which begins with its head."""
+    grid = Table(box=box.SIMPLE_HEAD if _out.is_terminal else None, show_edge=False, padding=(0, 1, 0, 0))
+    for head, *cells in table:
+        right = bool(cells) and all(cell[:1] in "0123456789-+" for cell in cells)
+        width = max(map(len, cells)) if right else None  # a number is never broken
+        grid.add_column(head, justify="right" if right else "left", min_width=width, overflow="fold")
     for row in zip(*(column[1:] for column in table), strict=True):
         grid.add_row(*row)
     return grid
-
-
-def _print_lines(title: str, table: Sequence[Sequence[str]]) -> None:
-    if title:
-        say(title)
-    padded = []
-    for column in table:
-        width = max(map(len, column))
-        padded.append([cell.rjust(width) if _is_numeric(column) else cell.ljust(width) for cell in column])
-    for row in zip(*padded, strict=True):
-        say("  ".join(row).rstrip())
 
 
 def print_facts(columns: Sequence[str], rows: Sequence[Sequence[str]], *, as_json: bool) -> None:
@@ -104,25 +85,7 @@ def print_facts(columns: Sequence[str], rows: Sequence[Sequence[str]], *, as_jso
     if as_json:
         print_json([dict(zip(columns, row, strict=True)) for row in rows])
     else:
-        print_table("", columns, rows)
-
-
-def format_count(number: float) -> str:
-    """Format a count: 1,234 or 12.3 M."""
-    for size, unit in ((1e9, "G"), (1e6, "M")):
-        if number >= size:
-            return f"{number / size:.2f} {unit}"
-    return f"{number:,.0f}"
-
-
-def format_percent(value: float | None, digits: int = 2) -> str:
-    """Format a percentage; an unknown one is a dash."""
-    return "-" if value is None else f"{value:.{digits}f}"
-
-
-def format_cut(before: float | None, after: float | None) -> str:
-    """Format the share of ``before`` that was removed, in percent."""
-    return format_percent(100 * (1 - after / before), 1) if before and after is not None else "-"
+        print_table(columns, rows)
 
 
 class _LogLines(logging.Handler):
@@ -138,3 +101,61 @@ def show_log(debug: bool) -> None:
     log.setLevel(logging.DEBUG if debug else logging.INFO)
     log.handlers = [_LogLines()]
     log.propagate = False
+
+
+class _Progress(Listener):
+    """Prints a line per epoch, or shows a bar with the newest epoch's figures and a line for the last."""
+
+    def __init__(self, bar: Progress | None) -> None:
+        self._bar = bar
+        self._task: TaskID | None = None
+        self._epoch = self._epochs = self._steps = 0
+
+    def on_phase(self, text: str) -> None:
+        self._end_bar()
+        with contextlib.suppress(OSError):  # a run outlives its terminal, and a full disk of its output
+            say(text)
+
+    def on_epoch_start(self, epoch: int, epochs: int, steps: int) -> None:
+        self._epoch, self._epochs, self._steps = epoch, epochs, steps
+        if self._bar is not None:
+            if self._task is None:
+                self._task = self._bar.add_task("", total=epochs * steps, facts="", epoch="")
+            self._bar.update(self._task, epoch=f"epoch {epoch + 1}/{epochs}", completed=epoch * steps)
+
+    def on_step(self, done: int) -> None:
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, completed=self._epoch * self._steps + done)
+
+    def on_epoch(self, row: Epoch, dense: Totals) -> None:
+        facts = [f"loss {fixed(row.train_loss, 3)}"]
+        if row.penalty is not None:
+            facts.append(f"penalty {row.penalty:.3f}")
+        if row.test_top1 is not None:
+            facts.append(f"top-1 {percent(row.test_top1)}")
+        if row.macs != dense.macs:
+            facts.append(f"cut {percent(cut(dense.macs, row.macs))}")
+        if self._bar is not None and self._task is not None and row.number < self._epochs:
+            self._bar.update(self._task, facts="  ".join(facts))
+        else:
+            place = [f"epoch {row.number}/{self._epochs}", f"lr {row.lr:.2g}"]
+            self.on_phase("  ".join([*place, *facts, f"{row.images_per_second:,.0f} img/s"]))
+
+    def _end_bar(self) -> None:
+        if self._bar is not None and self._task is not None:
+            self._bar.remove_task(self._task)
+        self._task = None
+
+
+@contextlib.contextmanager
+def run_progress() -> Iterator[Listener]:
+    """Yield the listener for this output. Of several processes only rank 0 prints."""
+    if not is_rank_0():
+        yield Listener()
+    elif not _out.is_terminal:
+        yield _Progress(None)
+    else:
+        texts = [TextColumn(f"{{task.fields[{name}]}}") for name in ("epoch", "facts")]
+        columns = texts[0], BarColumn(bar_width=16), texts[1], TimeRemainingColumn(compact=True)
+        with Progress(*columns, console=_out, transient=True) as bar:
+            yield _Progress(bar)

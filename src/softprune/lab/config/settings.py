@@ -1,19 +1,48 @@
-"""The configuration of a run: one typed model per section of a recipe. Imports no PyTorch.
+"""The configuration of a run: one typed model per section of a recipe, which checks its values. Imports no PyTorch.
 
 The defaults are the authors' CIFAR settings (SGD with Nesterov momentum, batch 64, 160 epochs, the learning
 rate divided by ten at epochs 80 and 121), so that a recipe holds only what differs.
 """
 
+import difflib
 import math
-from typing import Annotated, Literal, Self
+import re
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt
-from pydantic import Field, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import ErrorDetails
 
-from softprune.errors import ConfigError, show
-from softprune.lab.config.method import MaskSection, MethodConfig
-from softprune.lab.config.schema import Amount, Count, Epochs, Options, Positive, PositiveCount, Section, Share
+from softprune.errors import ConfigError, show, storable
+from softprune.log import get_logger
+from softprune.mask_config import GateStatistics
+from softprune.target import FINAL_AT, read_target
 
+logger = get_logger(__name__)
+
+TITLES = {
+    "scp": "SCP",
+    "scp-target": "SCP (target ratio)",
+    "slimming": "Slimming",
+    "sfp": "SFP",
+    "fpgm": "FPGM",
+    "sss": "SSS",
+    "variational": "Variational Pruning",
+    "l1": "L1",
+    "random": "Random",
+    "scratch": "Same shape from scratch",
+}
+"""The names of the methods in tables. They stand here, not at the methods, since a report is written without torch."""
 Mode = Literal["auto", "eager", "compile"]
 ScheduleKind = Literal["step", "cosine", "constant"]
 
@@ -22,15 +51,133 @@ BASELINE = "baseline"
 START = "start"
 """`distill.teacher` for the network that `model.weights` names."""
 
-PRUNING_SETTINGS = {
-    "train": ("dense_baseline", "dense_epochs", "compact_at"),
-    "finetune": ("epochs",),
-    "method": ("target",),
-}
-"""By section, what must be off in a run without pruning."""
+PRUNING_SETTINGS = (
+    "train.dense_baseline",
+    "train.dense_epochs",
+    "train.compact_at",
+    "finetune.epochs",
+    "method.target",
+)
+"""What must be off in a run without pruning."""
 
-LARGEST_SIDE = 4096
-"""Pixels on a side of the images that the settings or the record of a run may ask for."""
+
+class Section(BaseModel):
+    """A section of a recipe: immutable, and checked when it is made in Python or read from TOML.
+
+    The annotations are the rules, and the docstring under a field is its description in docs/recipes.md.
+    """
+
+    model_config = ConfigDict(
+        strict=True, extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+    section: ClassVar[str]
+    """The key of the section in a recipe; empty for the top level."""
+    removed: ClassVar[Mapping[str, Any]] = {}
+    """Settings of earlier versions, with their defaults. Files that have them can be read; others are reported."""
+    root: ClassVar[type["Section"] | None] = None
+    """The top level, for suggestions when a key stands in the wrong section."""
+
+    def __init_subclass__(cls, section: str = "", **options: Any) -> None:
+        cls.section = section
+        super().__init_subclass__(**options)
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            # TypeErrors and the like of pydantic mean nothing to who writes recipes.
+            raise _to_config_error(error.errors()[0], type(self)) from None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out_removed(cls, values: Any) -> Any:
+        if not isinstance(values, Mapping) or not cls.removed.keys() & values.keys():
+            return values
+        for key, default in cls.removed.items():
+            if values.get(key, default) != default:
+                what = f"{_join(cls.section, key)} = {show(values[key])}"
+                logger.warning("softprune: %s is a setting of an earlier version, and has no effect", what)
+        return {key: value for key, value in values.items() if key not in cls.removed}
+
+    @field_validator("*", mode="after")
+    @classmethod
+    def _check_text(cls, value: Any, info: ValidationInfo) -> Any:
+        # Names are printed to terminals, and are parts of paths.
+        if isinstance(value, str) and storable(value) != value:
+            key = _join(cls.section, info.field_name or "")
+            raise ConfigError(f"{key} must have no control characters. Got {show(value)}.")
+        return value
+
+    def replace(self, **changes: Any) -> Self:
+        """Return a copy with ``changes``, checked as a new section is."""
+        return type(self)(**{**dict(self), **changes})
+
+
+FromList = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)
+"""Accept a list, which is what TOML has, where a tuple is declared."""
+
+Count = Annotated[int, Ge(0)]
+PositiveCount = Annotated[int, Ge(1)]
+Amount = Annotated[float, Ge(0)]
+Positive = Annotated[float, Gt(0)]
+Share = Annotated[float, Ge(0), Lt(1)]
+Globs = Annotated[tuple[str, ...], FromList]
+Epochs = Annotated[tuple[PositiveCount, ...], FromList]
+_Plain = bool | int | float | str
+Options = dict[str, _Plain | list[_Plain] | dict[str, _Plain]]
+
+
+def _to_config_error(error: ErrorDetails, section: type[Section]) -> ConfigError:
+    """Return the first error of a section, in the words of a recipe."""
+    if "error" in error.get("ctx", {}):
+        return ConfigError(str(error["ctx"]["error"]))  # from a section inside, or a rule over several keys
+    field, *inside = error["loc"]
+    key = _join(section.section, str(field))
+    if error["type"] == "extra_forbidden":
+        return unknown_key(key, section.root or section)
+    if error["type"] == "model_type":
+        return ConfigError(f"{key} is a section: write [{key}] or {key}.NAME = ... Got {show(error['input'])}.")
+    origin = get_origin(section.model_fields[str(field)].annotation)
+    key += f"[{inside[0]}]" if inside and origin is tuple else f".{inside[0]}" if inside and origin is dict else ""
+    rule = error["msg"].replace("Input should be", "must be").replace("Field required", "must be given")
+    rule = rule.replace("dictionary", "table").replace("tuple", "list")
+    given = show(error["input"]).strip("'")
+    close = difflib.get_close_matches(given, re.findall("'(.*?)'", rule), n=1)  # the rule quotes choices
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    if origin is dict and not inside:
+        hint = f" Write {key}.NAME = ... for each of its values."
+    return ConfigError(f"{key} {rule}. Got {show(error['input'])}.{hint}")
+
+
+def _join(*parts: str) -> str:
+    return ".".join(part for part in parts if part)
+
+
+def keys_of(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every key that can be set below ``section``, dotted, with its annotation, in the order of the file."""
+    for name, field in section.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from keys_of(field.annotation, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", field.annotation
+
+
+def unknown_key(key: str, root: type[Section]) -> ConfigError:
+    """Return the error for a key that ``root`` does not have, with the closest one that it has."""
+    known = [_join(root.section, name) for name, _ in keys_of(root)]
+    below = [name for name in known if name.startswith(f"{key}.")]
+    if below:
+        return ConfigError(f"The keys of a section are set one by one, such as {below[0]}=... Got the section {key!r}.")
+    section, _, last = key.rpartition(".")
+    inside = [name for name in known if name.rpartition(".")[0] == section] if section else []
+    # A key in the wrong section (`train.lr`) is nearer by its last part than by its spelling.
+    meant = [name for name in known if name.rpartition(".")[2] == last][:3]
+    top = list(dict.fromkeys(name.partition(".")[0] for name in known))
+    near = {name.rpartition(".")[2]: name for name in inside} or {name: name for name in [*known, *top]}
+    meant = meant or [near[each] for each in difflib.get_close_matches(last if inside else key, near, n=1)]
+    hint = f" Did you mean {' or '.join(map(repr, meant))}?" if meant else f" Known here: {', '.join(inside or top)}."
+    return ConfigError(f"A recipe must only have keys that exist. Got {show(key)}.{hint}")
 
 
 class ModelConfig(Section, section="model"):
@@ -62,7 +209,7 @@ class ModelConfig(Section, section="model"):
 class DataConfig(Section, section="data"):
     """The images."""
 
-    removed = {  # noqa: RUF012  (pydantic must not take it for a setting)
+    removed = {
         "download": False,
         "train_shards": "train-*.tar",
         "val_shards": "val-*.tar",
@@ -96,7 +243,7 @@ class DataConfig(Section, section="data"):
     erasing: Annotated[float, Ge(0), Le(1)] = 0.0
     """Probability of random erasing: a random rectangle of the image is set to the mean colour. Needs
     `augment`."""
-    image_size: Annotated[int, Ge(8), Le(LARGEST_SIDE)] = 224
+    image_size: Annotated[int, Ge(8), Le(4096)] = 224
     """Side of the square that images in files are cropped to."""
     in_memory: bool = False
     """Decode the images of a folder once, and keep them on the device that trains, which then crops them itself. All
@@ -109,7 +256,7 @@ class DataConfig(Section, section="data"):
 class TrainConfig(Section, section="train"):
     """The training loop."""
 
-    removed = {"recalibrate": 0, "ema": 0.0, "accumulate": 1}  # noqa: RUF012  (pydantic must not take it for a setting)
+    removed = {"recalibrate": 0, "ema": 0.0, "accumulate": 1}
 
     epochs: Count = 160
     """Passes over the training images. 0 cuts trained weights (`model.weights`, `model.pretrained`) at once, for
@@ -144,32 +291,22 @@ class TrainConfig(Section, section="train"):
 class OptimizerConfig(Section, section="optimizer"):
     """The optimizer."""
 
+    removed = {"nesterov": True, "momentum": 0.9}
+
     name: Literal["sgd", "adamw"] = "sgd"
-    """SGD with momentum, or AdamW."""
+    """SGD with Nesterov momentum of 0.9, or AdamW."""
     lr: Positive = 0.1
     """Learning rate at the start."""
-    momentum: Share = 0.9
-    """Momentum of SGD, or the first beta of AdamW."""
-    nesterov: bool = True
-    """Nesterov's form of momentum (`sgd` only)."""
     weight_decay: Amount = 2e-4
     """PyTorch's weight decay, on weights and BatchNorm scales; shifts and biases have none, except with SFP, FPGM and
     L1, whose authors decay all parameters. The paper's 0.0001 multiplies the squared norm without the usual half,
     which is 0.0002 here."""
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.name == "sgd" and self.nesterov and self.momentum == 0:
-            raise ConfigError(
-                "optimizer.nesterov needs optimizer.momentum above 0. Got momentum = 0; set nesterov = false."
-            )
-        return self
-
 
 class ScheduleConfig(Section, section="schedule"):
     """The learning rate over the epochs."""
 
-    removed = {"final": 0.0}  # noqa: RUF012
+    removed = {"final": 0.0}
 
     kind: ScheduleKind = "step"
     """Drops at the milestones, half a cosine from lr to zero, or no change."""
@@ -185,6 +322,70 @@ class ScheduleConfig(Section, section="schedule"):
         if any(a >= b for a, b in zip(self.milestones, self.milestones[1:], strict=False)):
             raise ConfigError(f"schedule.milestones must be in increasing order. Got {list(self.milestones)}.")
         return self
+
+
+class MethodConfig(Section, section="method"):
+    """The pruning method."""
+
+    removed = {"strength_warmup_epochs": 0.0, "latency_batch": 1, "include": [], "min_channels": 0}
+
+    name: str = "scp"
+    """A name from `softprune methods`, `dense` for a baseline without pruning, or `module:Class` for a pruner of your
+    own (docs/own-method.md)."""
+    strength: Amount = 1e-4
+    """Weight of the sparsity loss (the paper's lambda): larger prunes more. Not used with a target."""
+    target: dict[str, float | str] = Field(default_factory=dict)
+    """Instead of a strength, a budget that the run meets: a quantity (docs/budgets.md lists them) with the share to
+    keep (0.5 or "50%") or the figure itself, as in `target = {macs = 0.5}`. Empty for none."""
+    cost_weighting: Annotated[float, Ge(0), Le(1)] = 0.0
+    """Exponent a of the cost in the sparsity loss: the strength of a channel is proportional to (MACs that its
+    removal saves) to the power a, or to what the target measures. 0 gives all channels the same strength."""
+    final_at: Annotated[float, Gt(0), Lt(1)] = FINAL_AT
+    """Share of the training after which the cut of a target is final, at the latest. Give less when trained weights are
+    pruned in few epochs: the compact network then has longer to recover."""
+    latency_table: str = ""
+    """For a `latency` target of another machine, the file of what softprune.budget.latency_table measured there; it is
+    used instead of a measurement."""
+    exclude: Globs = ()
+    """Globs on BatchNorm names that are not pruned."""
+    round_to: PositiveCount | Literal["auto"] = 1
+    """Keep widths at multiples of this; the channels least likely dead are added. `auto` takes 32 on
+    a GPU and 16 on a CPU, halved until most sites hold it twice; a run resumed elsewhere keeps it."""
+    options: Options = Field(default_factory=dict)
+    """Settings of the method itself, by keyword, as `softprune methods` lists them."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.target:
+            read_target(self.target)
+            if self.strength != type(self).model_fields["strength"].default:
+                raise ConfigError(
+                    "method.strength and method.target exclude each other: a target controls the strength. Got "
+                    f"strength = {show(self.strength)} and target = {show(self.target)}; give one of them."
+                )
+        if self.latency_table and "latency" not in self.target:
+            raise ConfigError(f"method.latency_table is for a target of latency. Got target = {show(self.target)}.")
+        return self
+
+
+class MaskSection(Section, section="masks"):
+    """Constants of SCP's masks and of its sparsity loss; MaskConfig explains them and has the others."""
+
+    removed = {"tau": 0.5, "k": 20.0, "c": 0.95, "eps": 1e-8}
+
+    delta: Annotated[float, Gt(0), Lt(1)] = 0.05
+    """A channel counts as dead where the output of the activation stays within `delta` of zero."""
+    delta_two_sided: Annotated[float, Gt(0), Lt(1)] = 0.05
+    """The same threshold where both tails of the channel reach the next layer: activations such as LeakyReLU or none
+    at all, and every site when `use_relu` is off. The paper does not give its value."""
+    s: Amount = 2.0
+    """Weight of the absolute scale beside the shift in the sparsity loss: how many standard deviations of the channel
+    should lie below the threshold. The paper's CIFAR-100 runs used 3."""
+    gate_statistics: GateStatistics = "both"
+    """Which running statistics are not updated in a channel whose sample is off: `both`; `mean`, as in the authors' VGG
+    networks, whose running variance is updated in every step; or `none`, as in plain BatchNorm."""
+    use_relu: bool = True
+    """False is the paper's ablation "SCP without ReLU": decide from BatchNorm alone, two-sided everywhere."""
 
 
 class DistillConfig(Section, section="distill"):
@@ -215,7 +416,7 @@ class FinetuneConfig(Section, section="finetune"):
 class RecordConfig(Section, section="records"):
     """What a run writes besides its result."""
 
-    removed = {"checkpoint_steps": 0, "trackers": []}  # noqa: RUF012
+    removed = {"checkpoint_steps": 0, "trackers": []}
 
     checkpoint_seconds: Amount = 60.0
     """Save a checkpoint when the last one is this old, so that no more than this is lost; 0 for none by time. One is
@@ -248,57 +449,40 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        _check_train(self)
-        _check_dense(self)
-        _check_distill(self)
-        return self
-
-
-Section.root = RunConfig
-
-
-def _check_train(config: RunConfig) -> None:
-    train = config.train
-    if train.compact_at and train.compact_at >= train.epochs:
-        raise ConfigError(
-            f"train.compact_at must be an epoch before train.epochs = {train.epochs}, since the network is always cut "
-            f"at the end. Got {train.compact_at}; use 0 to cut only at the end."
-        )
-    final_at = config.method.final_at
-    if config.method.target and 0 < train.compact_at < final_at * train.epochs:
-        raise ConfigError(
-            f"With method.target, train.compact_at must be at least method.final_at = {final_at:g} of train.epochs = "
-            f"{train.epochs}: the cut is final from there on. Got {train.compact_at}; use "
-            f"{math.ceil(final_at * train.epochs)}, or 0 to cut only at the end."
-        )
-
-
-def _check_dense(config: RunConfig) -> None:
-    if config.method.name != "dense":
-        return
-    for section, names in PRUNING_SETTINGS.items():
-        for name in names:
-            key, value = f"{section}.{name}", getattr(getattr(config, section), name)
-            if value:
+        epochs, compact_at, final_at = self.train.epochs, self.train.compact_at, self.method.final_at
+        if compact_at and compact_at >= epochs:
+            raise ConfigError(
+                f"train.compact_at must be an epoch before train.epochs = {epochs}, since the network is always cut at "
+                f"the end. Got {compact_at}; use 0 to cut only at the end."
+            )
+        if self.method.target and 0 < compact_at < final_at * epochs:
+            raise ConfigError(
+                f"With method.target, train.compact_at must be at least method.final_at = {final_at:g} of train.epochs "
+                f"= {epochs}: the cut is final from there on. Got {compact_at}; use {math.ceil(final_at * epochs)}."
+            )
+        if self.distill.teacher and self.train.label_smoothing:
+            raise ConfigError(
+                "distill.teacher and train.label_smoothing exclude each other: both soften the labels. Got "
+                f"train.label_smoothing = {self.train.label_smoothing}; set it to 0."
+            )
+        for key in PRUNING_SETTINGS if self.method.name == "dense" else ():
+            if value := self.setting(key):
                 raise ConfigError(
                     f'method.name = "dense" prunes nothing: {key} must be off. Got {key} = {show(value)}.'
                 )
-
-
-def _check_distill(config: RunConfig) -> None:
-    if config.distill.teacher and config.train.label_smoothing:
-        raise ConfigError(
-            "distill.teacher and train.label_smoothing exclude each other: both soften the labels. Got "
-            f"train.label_smoothing = {config.train.label_smoothing}; set it to 0."
-        )
-    for key, value in (("distill.teacher", config.distill.teacher), ("model.weights", config.model.weights)):
-        if value == BASELINE and not config.train.dense_baseline:
+        needing = [key for key in ("distill.teacher", "model.weights") if self.setting(key) == BASELINE]
+        needing += ["train.dense_epochs"] if self.train.dense_epochs else []
+        if needing and not self.train.dense_baseline:
             raise ConfigError(
-                f'{key} = "{BASELINE}" needs the dense baseline. Got train.dense_baseline = false; set it to true, '
-                "or name the folder of a run or a weights file."
+                f"{needing[0]} = {show(self.setting(needing[0]))} needs the dense baseline. Got train.dense_baseline = "
+                "false; set it to true."
             )
-    if config.train.dense_epochs and not config.train.dense_baseline:
-        raise ConfigError(
-            "train.dense_epochs needs a dense baseline. Got train.dense_baseline = false; set it to true, "
-            "or leave train.dense_epochs out."
-        )
+        return self
+
+    def setting(self, key: str) -> Any:
+        """Return the value of a dotted key."""
+        section, _, name = key.partition(".")
+        return getattr(getattr(self, section), name)
+
+
+Section.root = RunConfig

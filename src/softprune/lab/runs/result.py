@@ -50,6 +50,8 @@ class Totals(Record):
     channels: Count
     params: Count
     macs: Count
+    activations: Count | None = None
+    """None in older records, and after an epoch: only whole networks are counted."""
     paper_channels: Count | None = None
     paper_params: Count | None = None
     paper_flops: Count | None = None

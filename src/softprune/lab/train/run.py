@@ -33,9 +33,8 @@ from softprune.errors import (
     import_optional,
     show,
 )
-from softprune.lab.config.method import MethodConfig
 from softprune.lab.config.recipes import changed_settings, config_to_dict, show_changes
-from softprune.lab.config.settings import BASELINE, START, DistillConfig, RunConfig
+from softprune.lab.config.settings import BASELINE, START, DistillConfig, MethodConfig, RunConfig
 from softprune.lab.data import DataBundle
 from softprune.lab.runs.checkpoint import (
     newest_path,
@@ -807,7 +806,8 @@ class Trainer:
 
 
 def _totals(counted: Cost) -> Totals:
-    return Totals(channels=counted.channels, params=counted.params, macs=counted.macs)
+    keys = ("channels", "params", "macs", "activations")
+    return Totals(**{key: getattr(counted, key) for key in keys})
 
 
 def _modules(dense: nn.Module, before: Cost, final: nn.Module, after: Cost) -> tuple[Module, ...]:

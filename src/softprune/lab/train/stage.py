@@ -19,8 +19,7 @@ from softprune.budget import TableLike
 from softprune.budget.measures import MEASURES
 from softprune.cut import PrunePlan, apply_plan
 from softprune.errors import ConfigError, SoftpruneError, nearest
-from softprune.lab.config.method import MethodConfig
-from softprune.lab.config.settings import BASELINE, RunConfig
+from softprune.lab.config.settings import BASELINE, MethodConfig, RunConfig
 from softprune.lab.data import DataBundle, EpochSampler, Mixing, load_data
 from softprune.lab.factories import check_name, import_factory
 from softprune.lab.runs.checkpoint import random_state, restoring
@@ -89,10 +88,13 @@ RECIPE_KEYS = {
 }
 """Keyword of a pruner -> its key in recipes, where it has one; all others are a method's options."""
 
+RARE = ("include", "min_channels", "latency_batch")
+"""Keywords of every pruner that a recipe can give as `method.options`."""
+
 
 def options_of(pruner: type) -> tuple[str, ...]:
     """Return the names of the settings that only this method has: `method.options` of a recipe."""
-    return tuple(name for name in keywords_of(pruner) if name not in RECIPE_KEYS)
+    return tuple(name for name in keywords_of(pruner) if name not in RECIPE_KEYS and name not in RARE)
 
 
 def find_method(name: str) -> type[Pruner]:
@@ -125,7 +127,7 @@ def check_method(run: RunConfig) -> None:
         raise ConfigError(f"method.target needs a method that can meet one: {able}. Got {config.name}.")
     own = options_of(method)
     for option in config.options:
-        if option not in own:
+        if option not in (*own, *RARE):
             hint = f" Use {RECIPE_KEYS[option]}." if option in RECIPE_KEYS else nearest(option, own)
             raise ConfigError(
                 f"method.options must be options of {config.name}: {', '.join(own) or 'it has none'}. "
@@ -174,15 +176,15 @@ def make_pruner(
     timed = any(MEASURES[key].is_timed for key in config.target)
     if timed and latency_table is not None:
         given["latency_table"] = latency_table
+    if timed and "latency_table" not in given:
+        given["latency_batch"] = 1
     unused = {"name", "options"}
     if not config.target:
         unused |= {"total_steps", "final_at"}
     elif "total_steps" in keywords:
         unused.add("strength")
     if not timed:
-        unused |= {"latency_table", "latency_batch"}
-    elif "latency_table" in given:
-        unused.add("latency_batch")
+        unused.add("latency_table")
     known = {key: value for key, value in given.items() if key in keywords and key not in unused}
     return method(network, example, **{**known, **config.options})
 

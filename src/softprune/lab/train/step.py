@@ -83,11 +83,11 @@ def make_optimizer(config: OptimizerConfig, groups: Iterable[dict[str, Any]]) ->
     optimizer: Optimizer
     if config.name == "adamw":
         keys = ["exp_avg", "exp_avg_sq"]
-        betas, on_cuda = (config.momentum, 0.999), rate.device.type == "cuda"
+        betas, on_cuda = (0.9, 0.999), rate.device.type == "cuda"
         optimizer = torch.optim.AdamW(groups, lr=rate, betas=betas, fused=True, capturable=on_cuda)
     else:
-        keys = ["momentum_buffer"] if config.momentum else []
-        optimizer = torch.optim.SGD(groups, lr=rate, momentum=config.momentum, nesterov=config.nesterov, fused=True)
+        keys = ["momentum_buffer"]
+        optimizer = torch.optim.SGD(groups, lr=rate, momentum=0.9, nesterov=True, fused=True)
     for parameter in parameters:
         for key in keys:
             optimizer.state[parameter][key] = torch.zeros_like(parameter, memory_format=torch.preserve_format)

@@ -7,30 +7,24 @@ from typing import Any
 
 import pytest
 
-from softprune.lab.report.grouping import distinct, group_runs, spread, with_baselines
-from softprune.lab.report.table import Spot, front
+from softprune.lab.report.comparison import cells_of, compare_runs, distinct, front, spread, with_baselines
 from softprune.lab.runs.folder import Run, load_run
 
 Make = Callable[..., tuple[Path, dict[str, Any]]]
 
 
-def test_runs_that_differ_in_the_seed_alone_are_one_group(make_run: Make) -> None:
+def labels(runs: list[Run]) -> list[str]:
+    return [row.label for row in compare_runs(runs)[0]]
+
+
+def test_runs_that_differ_in_the_seed_alone_are_one_row(make_run: Make) -> None:
     runs = [load_run(make_run(f"{level}-{seed}", seed=seed, level=level)[0]) for level in (0.6, 1.0) for seed in (0, 1)]
-    groups = group_runs(runs)
-    assert [[run.seed for run in group.runs] for group in groups] == [[0, 1], [0, 1]]
-    assert [group.label for group in groups] == ["strength 6e-5", "strength 1e-4"]
-
-
-def test_a_group_is_called_by_the_name_its_runs_share(make_run: Make) -> None:
+    rows, _ = compare_runs(runs)
+    assert [[run.seed for run in row.runs] for row in rows] == [[0, 1], [0, 1]]
+    assert [row.label for row in rows] == [f"digits_net-scp · strength {value}" for value in ("6e-05", "0.0001")]
     scp = [load_run(make_run(f"a{seed}", seed=seed)[0]) for seed in (0, 1, 2)]
     slimming = load_run(make_run("b", method="slimming")[0])
-    assert [group.label for group in group_runs([*scp, slimming])] == ["digits_net-scp", "digits_net-slimming-seed0"]
-
-
-def test_the_same_run_twice_is_told_apart(make_run: Make) -> None:
-    one, other = load_run(make_run("a")[0]), load_run(make_run("b", "vgg16")[0])
-    labels = [group.label for group in group_runs([one, other, one])]
-    assert len(labels) == len(set(labels)) == 2
+    assert labels([*scp, slimming]) == ["digits_net-scp", "digits_net-slimming-seed0"]
 
 
 def test_spread_is_the_sample_deviation_over_known_values() -> None:
@@ -43,8 +37,7 @@ def test_spread_is_the_sample_deviation_over_known_values() -> None:
 
 
 def test_the_front_is_what_nothing_beats() -> None:
-    spots = [Spot(3, 90), Spot(1, 80), Spot(2, 85), Spot(2, 84), Spot(4, 89), Spot(1, 70)]
-    assert front(spots) == [Spot(1, 80), Spot(2, 85), Spot(3, 90)]
+    assert front([(3, 90), (1, 80), (2, 85), (2, 84), (4, 89), (1, 70)]) == [(1, 80), (2, 85), (3, 90)]
 
 
 def test_dense_runs_stand_in_as_the_baseline_of_runs_without_one(make_run: Make) -> None:
@@ -114,8 +107,8 @@ def test_a_run_done_twice_counts_once(make_run: Make) -> None:
     assert repeat == f"{old.path} has the configuration and seed of {new.path}, which is newer."
     under_way = new.model_copy(update={"in_progress": True})
     assert distinct([under_way, old])[0] == [old]
-    (group,) = group_runs(kept)
-    assert len(group.runs) == 2
+    (row,), _ = compare_runs([old, new, seed])
+    assert len(row.runs) == 2
 
 
 def test_runs_of_one_name_are_told_apart_by_what_had_an_effect(make_run: Make) -> None:
@@ -123,13 +116,15 @@ def test_runs_of_one_name_are_told_apart_by_what_had_an_effect(make_run: Make) -
     folder, record = make_run("budget")
     record["config"]["method"]["target"] = {"macs": 0.5}
     (folder / "result.json").write_text(json.dumps(record))
-    labels = [group.label for group in group_runs([fixed, load_run(folder), other])]
-    assert labels == [f"{fixed.name} · strength 1e-4", f"{fixed.name} · macs 0.5", other.name]
+    assert labels([fixed, load_run(folder), other]) == [
+        *(f"{fixed.name} · {text}" for text in ("strength 0.0001", "macs 0.5")),
+        other.name,
+    ]
 
 
 def test_a_dense_network_has_no_settings_of_a_method(make_run: Make) -> None:
     dense = [load_run(make_run(f"d{level}", method="dense", level=level)[0]) for level in (0.5, 1.0)]
-    assert len(group_runs(dense)) == 1
+    assert len(labels(dense)) == 1
 
 
 @pytest.mark.parametrize("name", ["sss", "vgg16", "cifar10-resnet56", "digits-scp"])
@@ -142,5 +137,23 @@ def test_a_name_keeps_its_own_last_letter(name: str, make_run: Make) -> None:
             (folder / "result.json").write_text(json.dumps(record))
             runs.append(load_run(folder))
     for ending in range(4):
-        (group,) = group_runs([runs[ending], runs[4 + ending]])
-        assert group.label == name
+        assert labels([runs[ending], runs[4 + ending]]) == [name]
+
+
+def test_the_table_has_mean_deviation_and_the_front(make_run: Make) -> None:
+    made = [make_run(f"run{seed}", "vgg16", seed=seed) for seed in range(2)]
+    made.append(make_run("other", "vgg16", level=0.2))
+    made.append(make_run("dense", "vgg16", method="dense", level=0))
+    for folder, record in made[:2]:
+        record["dense"]["activations"], record["compact"]["activations"] = 1000, 600
+        (folder / "result.json").write_text(json.dumps(record))
+    rows, _ = compare_runs([load_run(folder) for folder, _ in made])
+    heads, cells = cells_of(rows)
+    tops = [record["table"][2]["top1"] for _, record in made[:2]]
+    assert [cell[heads.index("method")] for cell in cells] == ["Dense", "SCP", "SCP"]
+    assert rows[1].numbers["compact"].mean == pytest.approx(sum(tops) / 2)
+    assert cells[1][heads.index("compact")] == f"{sum(tops) / 2:.2f} ± {abs(tops[0] - tops[1]) / 2**0.5:.2f}"
+    assert [cell[heads.index("activations cut")] for cell in cells] == ["-", "40.0", "-"]
+    cut = 100 * (1 - made[2][1]["compact"]["macs"] / made[2][1]["dense"]["macs"])
+    assert rows[2].numbers["MACs cut"].mean == pytest.approx(cut)
+    assert any(row.on_front for row in rows)

@@ -1,0 +1,402 @@
+"""Commands for runs: `train`, `resume`, `sweep`, `report` and `compare`; and the lists of what a recipe can name."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from softprune.errors import CheckpointError, ConfigError, SoftpruneError, nearest
+from softprune.lab.cli.app import DataDir, DataSet, Device, Json, Method, Model, Run, TimeLimit, command, parse_time
+from softprune.lab.cli.output import error_line, print_facts, print_json, print_table, remark, run_progress, say
+from softprune.lab.config.recipes import load_recipe, recipe_files, sweep_files, title_of
+from softprune.lab.config.settings import RunConfig
+from softprune.lab.report.text import cut, file_size, milliseconds, percent, short
+from softprune.lab.runs.folder import RunFolder
+from softprune.lab.runs.result import Result
+from softprune.lab.train.control import EXIT_STOPPED
+
+if TYPE_CHECKING:
+    from softprune.lab.report.comparison import Row
+    from softprune.lab.train.run import Outcome
+
+EXIT_FAILED = 1
+"""Some runs of a sweep failed, or the record of one is damaged."""
+_IMPLAUSIBLE = 1.5
+"""Above this multiple of the MAC reduction a speed-up is reported with a remark, as it is below 1."""
+_OPTIONAL = (
+    "minutes",
+    "front",
+    "activations cut",
+    "channels cut",
+    "params cut",
+    "best",
+    "method",
+    "n",
+    "dense",
+    "data",
+)
+"""Columns that a narrow terminal can do without, the least important ones first."""
+
+
+@command
+def train(
+    recipe: Annotated[
+        str,
+        typer.Argument(
+            help="A name from `softprune recipes`, or a TOML file of your own.",
+            autocompletion=lambda incomplete: [name for name in recipe_files() if name.startswith(incomplete)],
+        ),
+    ] = "digits",
+    model: Annotated[str | None, typer.Option(help="Name of a network, or module:factory (model.name).")] = None,
+    data: Annotated[str | None, typer.Option(help="Name of a data set, or module:factory (data.name).")] = None,
+    data_dir: DataDir = None,
+    method: Annotated[str | None, typer.Option(help="Name of a method, or module:Class (method.name).")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Number of epochs (train.epochs).")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Images per step (data.batch_size).")] = None,
+    lr: Annotated[float | None, typer.Option(help="Learning rate (optimizer.lr).")] = None,
+    seed: Annotated[int | None, typer.Option(help="Random seed (seed).")] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", "-s", metavar="KEY=VALUE", help="A setting, such as data.image_size=64. Repeatable."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder of the run. [default: runs/NAME]")] = None,
+    time_limit: TimeLimit = None,
+    device: Device = "auto",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check the recipe, print what it would train, and exit.")
+    ] = False,
+) -> None:
+    """Train and prune a network, cut it, and write a report.
+
+    Without arguments it trains a small network on the embedded digits, which takes about a minute.
+
+    SIGTERM, Ctrl-C, a closed terminal and --time-limit finish the step, save, and exit with code 75; `softprune resume
+    RUN` continues.
+    To use several GPUs: torchrun --nproc-per-node N -m softprune train ...
+    """
+    seconds = parse_time(time_limit)
+    flags = {
+        "model.name": model,
+        "data.name": data,
+        "data.dir": None if data_dir is None else Path(data_dir).expanduser().resolve(),
+        "method.name": method,
+        "train.epochs": epochs,
+        "data.batch_size": batch_size,
+        "optimizer.lr": lr,
+        "seed": seed,
+    }
+    overrides = [f"{key}={value}" for key, value in flags.items() if value is not None] + (settings or [])
+    config = load_recipe(recipe, overrides)
+    keys = {override.partition("=")[0].strip() for override in overrides}
+    if "name" not in keys and keys & {"model.name", "data.name", "method.name"}:
+        # A run of another network, data set or method than the recipe's is named after them.
+        names = (config.data.name, config.model.name, config.method.name)
+        config = config.replace(name="-".join(Path(each.rpartition(":")[2]).name for each in names))
+    if dry_run:
+        _print_plan(config, out, device)
+        return
+    from softprune.lab.train.run import start
+
+    with run_progress() as listener:
+        outcome = start(config, out, device=device, time_limit=seconds, listener=listener)
+    _conclude(outcome)
+
+
+@command
+def resume(
+    run: Run,
+    time_limit: TimeLimit = None,
+    device: Device = "auto",
+    data_dir: DataDir = None,
+    model: Model = "",
+    data: DataSet = "",
+    method: Method = "",
+) -> None:
+    """Resume a stopped run.
+
+    Training continues from the newest checkpoint; the result is the same as without the stop. If that checkpoint is
+    damaged, the one before it is used.
+    """
+    seconds = parse_time(time_limit)
+    from softprune.lab.runs.networks import named_config
+    from softprune.lab.train.run import resume as resume_run
+
+    folder = RunFolder.open(run)
+    if not folder.result.is_file() and named_config(folder, model, data, method) != folder.read_config():
+        raise ConfigError(
+            f"A run is resumed with its own network, data and method. Got others than those of {folder.config}."
+        )
+    with run_progress() as listener:
+        outcome = resume_run(run, device=device, time_limit=seconds, data_dir=data_dir, listener=listener)
+    _conclude(outcome)
+
+
+def _print_plan(config: RunConfig, out: Path | None, device: str) -> None:
+    """Print what a run would train, after everything that is checked before training."""
+    import softprune
+    from softprune.lab.train.run import check
+
+    data, begin, where, path = check(config, out, device=device)
+    pruner, cost = begin.stage.pruner, softprune.cost(begin.dense, data.example(1))
+    sites, frozen = (pruner.sites, pruner.graph.frozen) if pruner is not None else ((), ())
+    method, steps = config.method, begin.stage.step.steps
+    limits = [f"target {name} = {amount}" for name, amount in method.target.items()]
+    if pruner is not None and pruner.penalised and not limits:
+        limits = [f"strength = {method.strength:g}"]
+    limits += [f"{name} = {value}" for name, value in method.options.items()]
+    fine = f", then {config.finetune.epochs} of fine-tuning" if config.finetune.epochs else ""
+    images = f"{len(data.train):,} training and {len(data.test):,} test images"
+    say(f"network   {config.model.name}: {short(cost.params)} parameters, {short(cost.macs)} MACs")
+    say(f"prunable  {len(sites)} BatchNorms ({len(frozen)} frozen)")
+    say(f"data      {config.data.name}: {images}, {data.num_classes} classes")
+    say(f"training  {config.train.epochs} epochs of {steps:,} steps{fine}")
+    say(f"method    {', '.join([method.name, *limits])}")
+    say(f"device    {where}")
+    say(f"folder    {path}")
+
+
+def _conclude(outcome: "Outcome") -> None:
+    """Print the result table and the path of the report, or how to resume."""
+    if outcome.stopped:
+        if outcome.is_writer:
+            say(f"Stopped by {outcome.stopped}; everything is saved. Resume: {outcome.folder.resume_command}")
+        raise typer.Exit(EXIT_STOPPED)
+    if not outcome.is_writer:
+        return
+    from softprune.lab.report import render_run
+
+    assert outcome.result is not None
+    print_result(outcome.result)
+    if outcome.folder.compact.exists():
+        say(f"Compact network: {outcome.folder.compact}")
+    try:
+        say(f"Report: {render_run(outcome.folder.path)}")
+    except CheckpointError as error:  # a full or read-only disk; the run itself is finished
+        remark(f"warning: {error}")
+
+
+def print_result(result: Result) -> None:
+    """Print the table of dense, masked and compact network, and the speed-up."""
+    dense, rows = result.dense, []
+    for row in result.table:
+        activations = (result.compact if row.name == "compact" else dense).activations
+        rows.append([row.name, percent(row.top1, 2), percent(row.top5, 2)])
+        rows[-1] += [short(row.params), percent(cut(dense.params, row.params))]
+        rows[-1] += [short(row.macs), percent(cut(dense.macs, row.macs)), short(activations)]
+        rows[-1] += [file_size(row.file_bytes), milliseconds(row.latency_ms)]
+    columns = ["", "top-1", "top-5", "params", "cut", "MACs", "cut", "activations", "file", "latency"]
+    say()
+    say(f"{result.model} on {result.data}, {result.method}")
+    print_table(columns, rows, optional=["activations", "top-5", "file"])
+    if result.speed_up is not None:
+        say(f"\nSpeed-up: {result.speed_up:.2f}x (latency of {result.latency_batch} images)")
+        explained = dense.macs / max(result.compact.macs, 1)
+        if explained > 1 and not 1 <= result.speed_up <= _IMPLAUSIBLE * explained:
+            say(
+                f"The MACs suggest up to {explained:.1f}x. `softprune bench` measures again, with other backends and "
+                "batch sizes, and says what to try. Other programs on this machine disturb the measurement.",
+                wrap=True,
+            )
+
+
+@command
+def sweep(
+    file: Annotated[
+        str, typer.Argument(help="TOML file with a grid, or a name from `softprune recipes`.", show_default=False)
+    ],
+    jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Runs side by side. Above 1 needs Ray.")] = 1,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for the runs. [default: runs/NAME]")] = None,
+    data_dir: DataDir = None,
+    time_limit: TimeLimit = None,
+    device: Device = "auto",
+    address: Annotated[
+        str | None, typer.Option(help="Train on the Ray cluster at this address; `auto`: on this machine's.")
+    ] = None,
+    cpus: Annotated[float, typer.Option("--cpus-per-run", min=0, help="Ray: CPU cores of a run.")] = 1,
+    gpus: Annotated[
+        float | None,
+        typer.Option(
+            "--gpus-per-run", min=0, help="Ray: GPUs of a run; 0.25 lets four share one. [default: all share]"
+        ),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs and exit.")] = False,
+) -> None:
+    """Train a grid of recipes. Repeat the command to resume a stopped sweep.
+
+    Finished runs are kept, unfinished ones resume from their newest checkpoint, and failed ones start again from it.
+    A failed run does not stop the others. SIGTERM, Ctrl-C and --time-limit make all runs save and exit with code 75;
+    exit code 1 means that some runs failed.
+    """
+    seconds = parse_time(time_limit)
+    from softprune.lab.sweep import Cluster, read_sweep, run_here, run_on_ray
+
+    planned = read_sweep(file, out, data_dir=data_dir)
+    if dry_run:
+        rows = [[cell.name, cell.config.method.name, cell.state(), cell.after or "-"] for cell in planned.cells]
+        print_table(["run", "method", "", "after"], rows)
+        return
+    if jobs == 1 and address is None:
+        runs = run_here(planned, run_progress, device=device, time_limit=seconds)
+    else:
+        gpus = 0.0 if gpus is None and device == "cpu" else gpus
+        cluster = Cluster(jobs=jobs, address=address, cpus=cpus, gpus=gpus)
+        runs = run_on_ray(planned, run_progress, cluster, device=device, time_limit=seconds)
+    done, failed, stopped = [], [], False
+    for ended in runs:
+        say(f"{ended.state:<9} {ended.cell.name}")
+        stopped |= ended.state == "stopped"
+        if ended.state == "done":
+            done.append(ended.cell.folder.path)
+        elif ended.message and ended.state != "stopped":
+            failed.append(f"{ended.cell.name} {ended.state}: {ended.message} ({ended.cell.folder.log})")
+    try:
+        if done:
+            _print_rows(_rows_of(done))
+    except SoftpruneError as error:  # a damaged record must not hide which runs failed
+        failed.append(str(error))
+    for line in failed:
+        error_line(line)
+    if stopped:
+        say("Stopped; everything is saved. Repeat the command to resume.")
+        raise typer.Exit(EXIT_STOPPED)
+    say(f"{len(done)} of {len(planned.cells)} runs done: {planned.folder}")
+    if failed:
+        raise typer.Exit(EXIT_FAILED)
+
+
+@command
+def report(
+    run: Run,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write. [default: RUN/report.html]")] = None,
+) -> None:
+    """Write the report of a run, as one page.
+
+    The run need not be finished.
+    """
+    from softprune.lab.report import render_run
+
+    say(f"Report: {render_run(run, out)}")
+
+
+@command
+def compare(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of finished runs, or of sweeps.", show_default=False)],
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Also write a page, comparison.html.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Compare finished runs in a table.
+
+    The table has the accuracy of the dense and the compact network, and the reduction of channels, parameters, MACs,
+    activations and latency. Runs that differ only in their seed are averaged. The dense network is that of the run
+    itself (train.dense_baseline), or the mean of the dense runs of the same training (network, data, epochs, optimizer,
+    schedule) among those compared. Unfinished runs, and runs with the configuration and seed of a newer one, are left
+    out and named.
+    """
+    folders = _finished(runs)
+    rows = _rows_of(folders)
+    if as_json:
+        print_json([row.facts() for row in rows])
+    else:
+        _print_rows(rows)
+    if out is not None:
+        from softprune.lab.report import render_comparison
+
+        render_comparison(folders, out)
+        remark(f"Comparison: {out}")
+
+
+def _rows_of(folders: Sequence[Path]) -> "list[Row]":
+    """Read finished runs and return the rows of their table; a line names each run that is left out."""
+    from softprune.lab.report.comparison import compare_runs
+    from softprune.lab.runs.folder import load_run
+
+    rows, repeats = compare_runs([load_run(folder) for folder in folders])
+    for repeat in repeats:
+        remark(f"Left out: {repeat}")
+    return rows
+
+
+def _print_rows(rows: "Sequence[Row]") -> None:
+    """Print the table without columns that are the same everywhere, and the warnings of the runs."""
+    from softprune.lab.report.comparison import cells_of
+
+    heads, cells = cells_of(rows)
+    columns = dict(zip(heads, zip(*cells, strict=True), strict=True))
+    one_network = all(len(set(columns[head])) == 1 for head in ("data", "model"))
+    if one_network:
+        say(f"{columns['model'][0]} on {columns['data'][0]}")
+    same = {head for head in ("n", "front") if len(set(columns[head])) == 1}
+    same |= {"data", "model"} if one_network else set()
+    columns = {head: column for head, column in columns.items() if head not in same}
+    left_out = print_table(list(columns), list(zip(*columns.values(), strict=True)), _OPTIONAL)
+    if left_out:
+        say(f"Not shown at this width: {', '.join(left_out)}. --json has all columns.", wrap=True)
+    for row in rows:
+        for text in row.warnings:
+            remark(f"{row.label}: {text}")
+
+
+def _finished(given: Sequence[Path]) -> list[Path]:
+    """Return the finished runs among these folders and in sweeps; a line names each run that is left out."""
+    found, names = list[RunFolder](), ("config.toml", "result.json")
+    for path in given:
+        if not path.exists():
+            raise ConfigError(f"A run to compare must be a folder. Got {path}, which does not exist.")
+        is_run = any((path / name).is_file() for name in names)
+        inside = () if is_run else sorted({file.parent for name in names for file in path.glob(f"*/{name}")})
+        found += map(RunFolder, inside or [path])
+    finished = [run.path for run in found if run.result.is_file()]
+    if not finished and len(found) == 1:
+        found[0].read_result()  # raises with a remedy
+    if not finished:
+        raise ConfigError(
+            f"A comparison must have a finished run. Got none among the {len(found)} in "
+            f"{', '.join(map(str, given))}. Run `softprune resume RUN` to finish one."
+        )
+    for run in found:
+        if run.path not in finished:
+            why = f"is not finished; `{run.resume_command}` finishes it" if run.config.is_file() else "holds no run"
+            remark(f"Left out: {run.path} {why}.")
+    return finished
+
+
+@command
+def recipes(
+    name: Annotated[str | None, typer.Argument(help="Print this recipe or sweep; `> my.toml` copies it.")] = None,
+    as_json: Json = False,
+) -> None:
+    """List recipes and sweeps, or print one.
+
+    Train them with `softprune train NAME` and `softprune sweep NAME`.
+    """
+    kinds = {"recipe": recipe_files(), "sweep": sweep_files()}
+    files = {name: file for each in kinds.values() for name, file in each.items()}
+    if name is None:
+        rows = [[each, kind, title_of(file)] for kind, found in kinds.items() for each, file in found.items()]
+        print_facts(["name", "kind", "description"], rows, as_json=as_json)
+    elif name in files:
+        say(files[name].read_text(encoding="utf-8").rstrip("\n"))
+    else:
+        hint = nearest(name, files)
+        raise ConfigError(f"A recipe must be a name that `softprune recipes` lists. Got {name!r}.{hint}")
+
+
+@command
+def methods(as_json: Json = False) -> None:
+    """List the pruning methods (`method.name` in a recipe)."""
+    from softprune.lab.train.stage import options_of
+    from softprune.methods import REGISTRY
+
+    rows = [[name, pruner.description, ", ".join(options_of(pruner))] for name, pruner in REGISTRY.items()]
+    rows.append(["dense", "no pruning: the baseline", ""])
+    print_facts(["method", "description", "method.options"], rows, as_json=as_json)
+
+
+@command
+def models(as_json: Json = False) -> None:
+    """List the networks (`model.name` in a recipe)."""
+    from softprune.models import REGISTRY
+
+    rows = [[name, "x".join(map(str, entry.input_shape)), entry.description] for name, entry in REGISTRY.items()]
+    print_facts(["model", "input", "description"], rows, as_json=as_json)

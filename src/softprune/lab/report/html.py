@@ -1,0 +1,254 @@
+"""One self-contained page: its frame, tables, and charts as plain SVG.
+
+markupsafe escapes everything that comes from a record. The content security policy names the hashes of the page's own
+style sheet and script, so that nothing else can run, and the page cannot fetch.
+"""
+
+import base64
+import hashlib
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
+from softprune.errors import printable
+from softprune.io import write_atomically
+from softprune.lab.report.text import significant
+
+Point = tuple[float, float]
+HUES = 7
+MARGIN = 0.05
+"""Room above and below the values of an axis, as a share of their range."""
+
+
+class Card(NamedTuple):
+    """A large number at the head of a page."""
+
+    title: str
+    text: str
+    value: float | None
+    below: str
+    meter: Markup = Markup()
+
+
+class Section(NamedTuple):
+    """A part of a page; one without a body is left out."""
+
+    name: str
+    title: str
+    lead: str
+    body: Markup
+
+
+class Column(NamedTuple):
+    """A column of a table with a row per record."""
+
+    label: str
+    value: Callable[[Any], Any]
+    text: Callable[[Any], str] = str
+    kind: str = "n"
+    """The class of its cells; "spare": there is no room for it on a phone."""
+
+
+def write_page(target: Path, *, then: str, **parts: Any) -> Path:
+    """Write a page of ``page.html``; ``then`` is the remedy if the disk is full. Its parts are named there."""
+    style, script = (_asset(name) for name in ("page.css", "page.js"))
+    policy = (
+        f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    environment = Environment(autoescape=True, undefined=StrictUndefined, finalize=_shown, trim_blocks=True)
+    page = environment.from_string(_asset("page.html"))
+    html = page.render(policy=policy, style=Markup(style), script=Markup(script), **parts)
+    write_atomically(target, html.encode(errors="replace"), then=then)  # the name of a folder may be no text
+    return target
+
+
+def _asset(name: str) -> str:
+    return files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+def _hash(content: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode('ascii')}"
+
+
+def _shown(value: Any) -> Any:
+    """Return text with escapes for control characters, such as those that change the direction of writing."""
+    return printable(value, "\n\t") if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+def tag(template: str, *values: Any) -> Markup:
+    """Fill a template of HTML with values, which are escaped unless they are Markup."""
+    return Markup(template).format(*map(_shown, values))
+
+
+def join(parts: Iterable[str]) -> Markup:
+    """Join pieces of HTML, and escape those that are text."""
+    return Markup("").join(map(_shown, parts))
+
+
+def table(caption: str, columns: Sequence[Column], rows: Iterable[Any]) -> Markup:
+    """Return a table. The first cell of each row is its heading, and a number is also the value of its cell."""
+    head = join(tag('<th scope="col" class="{}">{}</th>', each.kind, each.label) for each in columns)
+    lines = join(tag("<tr>{}</tr>\n", join(_cell(each, row, each is columns[0]) for each in columns)) for row in rows)
+    frame = (
+        '<div class="scroll" tabindex="0" role="region" aria-label="{0}"><table><caption class="hidden">{0}</caption>'
+    )
+    return tag(frame + "<thead><tr>{1}</tr></thead>\n<tbody>{2}</tbody></table></div>", caption, head, lines)
+
+
+def _cell(column: Column, row: Any, is_head: bool) -> Markup:
+    value = column.value(row)
+    number = tag(' data-value="{}"', repr(value)) if isinstance(value, int | float) else ""
+    text = value if isinstance(value, Markup) else column.text(value)
+    return tag('<th scope="row"{1}>{2}</th>' if is_head else '<td class="{0}"{1}>{2}</td>', column.kind, number, text)
+
+
+def bar(before: float, after: float, largest: float) -> Markup:
+    """Return a bar of what was, with what is left of it."""
+    rects = '<rect width="{}%" height="100%" class="was"/><rect width="{}%" height="100%" class="is"/>'
+    widths = (_num(100 * value / (largest or 1)) for value in (before, after))
+    return tag('<svg class="bar" aria-hidden="true">' + rects + "</svg>", *widths)
+
+
+def folded(summary: str, body: Markup) -> Markup:
+    """Return a part of a page that opens with a click."""
+    return tag("<details><summary>{}</summary>{}</details>", summary, body)
+
+
+def style_of(index: int) -> str:
+    """Return colour and dash of an experiment: seven hues, dashed from the eighth experiment on."""
+    return f"g{index % HUES} dash{min(index // HUES, 2)}"
+
+
+@dataclass(frozen=True)
+class Series:
+    """A line or a cloud of points: its label, its style class, and its points (None: not measured)."""
+
+    label: str
+    style: str
+    points: Sequence[tuple[float, float | None]]
+
+    @property
+    def known(self) -> list[Point]:
+        return [(x, y) for x, y in self.points if y is not None]
+
+    @property
+    def mean(self) -> Point:
+        return fmean(x for x, _ in self.known), fmean(y for _, y in self.known)
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Maps values to percent of the drawing; ``warp`` is applied to them first."""
+
+    low: float
+    high: float
+    ticks: Sequence[float]
+    warp: Callable[[float], float] = float
+
+    def __call__(self, value: float) -> float:
+        low, high = self.warp(self.low), self.warp(self.high)
+        return 100 * (self.warp(value) - low) / (high - low)
+
+
+def axis(values: Sequence[float], *, from_zero: bool = False, log: bool = False, zoom: bool = False) -> Axis:
+    """Return an axis that shows every value, or with ``zoom`` without the lowest tenth of them."""
+    low, high = sorted(values)[len(values) // 10] if zoom else min(values), max(values)
+    if log and low > 0 and high > 20 * low:
+        powers = [10.0**power for power in range(-12, 13) if low / 1.3 <= 10.0**power <= high * 1.3]
+        return Axis(low / 1.3, high * 1.3, powers, math.log10)
+    room = (high - low) * MARGIN or abs(high) * 0.1 or 1.0
+    low, high = min(0.0, low) if from_zero or log else low - room, high + room
+    return Axis(low, high, _ticks(low, high))
+
+
+def _ticks(low: float, high: float, wanted: int = 5) -> list[float]:
+    """Return about ``wanted`` round values in [low, high]."""
+    rough = (high - low) / wanted
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough * 0.999)
+    steps = range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)
+    return [round(index * step, 12) for index in steps]
+
+
+def curves(
+    title: str,
+    lines: Sequence[Series],
+    text: Callable[[float], str] = significant,
+    *,
+    events: Sequence[tuple[int, str]] = (),
+    **kind: bool,
+) -> Markup:
+    """Return a chart of lines against epochs, or nothing where no value is known. The pointer reads an epoch."""
+    lines = [line for line in lines if line.known]
+    if not lines:
+        return Markup()
+    epochs = sorted({epoch for line in lines for epoch, _ in line.points})
+    first, last = epochs[0], max(epochs[-1], epochs[0] + 1)
+    x = Axis(first, last, [tick for tick in _ticks(first, last, 6) if tick == int(tick)])
+    y = axis([value for line in lines for _, value in line.known], **kind)
+    mark = '<line x1="{0}%" x2="{0}%" y2="100%" class="event"><title>{1}</title></line>'
+    marks = join(tag(mark, _num(x(epoch)), label) for epoch, label in events)
+    found = [(line.label, dict(line.known)) for line in lines]
+    wide, strips = 100 / (last - first), []
+    for epoch in epochs:
+        said = "\n".join(f"{label}: {text(values[epoch])}" for label, values in found if epoch in values)
+        strip = '<rect x="{}%" width="{}%" height="100%" class="strip"><title>epoch {}\n{}</title></rect>'
+        strips.append(tag(strip, _num(x(epoch) - wide / 2), _num(wide), epoch, said))
+    return _plot(title, "epoch", lines, x, y, join([marks, _stretched(lines, x, y), *strips]), "plot")
+
+
+def scatter(title: str, unit: str, groups: Sequence[Series], dense: Series, front: Sequence[Point]) -> Markup:
+    """Return a chart of points: those of each group with their mean, the dense networks as rings, and a front."""
+    everything = [spot for group in (*groups, dense) for spot in group.known]
+    if not any(group.known for group in groups):
+        return Markup()
+    most = 1.04 * max(x for x, _ in everything)
+    x, y = Axis(0.0, most, _ticks(0.0, most)), axis([top1 for _, top1 in everything])
+
+    def dot(spot: Point, kind: str, radius: float, label: str) -> Markup:
+        place = _num(x(spot[0])), _num(100 - y(spot[1]))
+        said = f"{label}: {spot[1]:.2f}%, {spot[0]:,.4g} {unit}"
+        return tag('<circle cx="{}%" cy="{}%" r="{}" class="{}"><title>{}</title></circle>', *place, radius, kind, said)
+
+    dots = [_stretched([Series("", "front", front)], x, y), *(dot(spot, "ring", 5, "dense") for spot in dense.known)]
+    for group in groups:
+        dots += [dot(spot, f"point {group.style}", 3, group.label) for spot in group.known]
+        dots += [dot(group.mean, f"mean {group.style}", 6, group.label)] if group.known else []
+    return _plot(title, unit, groups, x, y, join(dots), "plot tall")
+
+
+def _plot(title: str, unit: str, legend: Iterable[Series], x: Axis, y: Axis, body: Markup, kind: str) -> Markup:
+    """Return the frame of a chart: title, legend, and a drawing whose lines stretch with the page, not its text."""
+    entry = '<li><svg viewBox="0 0 22 12" aria-hidden="true"><path d="M1 6h20" class="{}"/></svg>{}</li>'
+    row = '<line x2="100%" y1="{0}%" y2="{0}%" class="grid"/><text x="-8" y="{0}%" dy="0.35em" class="end">{1}</text>'
+    column = '<text x="{}%" y="100%" dy="1.6em" class="middle">{}</text>'
+    return tag(
+        '<figure><h3>{0}</h3><ul class="legend">{1}</ul><svg class="{2}" role="img" aria-label="{0}">{3}{4}{5}'
+        '<text x="100%" y="100%" dy="2.9em" class="end">{6}</text></svg></figure>',
+        *(title, join(tag(entry, each.style, each.label) for each in legend), kind),
+        join(tag(row, _num(100 - y(tick)), f"{tick:,g}") for tick in y.ticks),
+        join(tag(column, _num(x(tick)), f"{tick:,g}") for tick in x.ticks),
+        *(body, unit),
+    )
+
+
+def _stretched(lines: Sequence[Series], x: Axis, y: Axis) -> Markup:
+    """Return lines in a drawing of 100 x 100 that stretches to the size of the chart. A single point is a dot."""
+    paths = []
+    for line in lines:
+        places = [f"{_num(x(across))} {_num(100 - y(up))}" for across, up in line.known]
+        paths.append(tag('<path d="M{}L{}" class="{}"/>', places[0], "L".join(places), line.style))
+    return tag('<svg viewBox="0 0 100 100" preserveAspectRatio="none">{}</svg>', join(paths))
+
+
+def _num(value: float) -> str:
+    """Return a coordinate with at most two decimals, without trailing zeros and negative zero."""
+    return f"{round(value, 2) + 0.0:.12g}"

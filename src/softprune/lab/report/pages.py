@@ -1,0 +1,304 @@
+"""What stands on the page of a run, and on the page that compares runs."""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from itertools import pairwise
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from softprune.errors import ConfigError, SoftpruneError
+from softprune.io import read_bytes
+from softprune.lab.config.recipes import flat_settings
+from softprune.lab.report import comparison, html, text
+from softprune.lab.report.html import Column, Section, Series, curves, join, table, tag
+from softprune.lab.runs.folder import Run, best_latencies, load_run
+from softprune.lab.runs.result import Epoch
+from softprune.target import read_target
+
+PRECISIONS = {"bf16": "bfloat16", "tf32": "float32 with TF32", "fp32": "float32"}
+MOST_WARNINGS = 20
+_WARNING = re.compile(r"\S+ \S+ (?:WARNING|ERROR)\s+(.*)")
+_COST_LEAD = (
+    "Up and to the left is better. The dashed line joins the experiments that no other beats in both; rings are the "
+    "dense networks."
+)
+_COSTS = {"macs": "MACs", "params": "Parameters", "activations": "Activations", "channels": "Channels"}
+
+
+def render_run(run_dir: Path | str, out: Path | str | None = None) -> Path:
+    """Write a self-contained HTML page about one run to RUN/report.html or ``out``, and return its path.
+
+    A finished run is read from result.json, a run that still trains from metrics.jsonl.
+
+    Raises:
+        FileFormatError: the folder holds no run, or its records are not what softprune writes.
+    """
+    run = load_run(run_dir)
+    method = "trained without pruning" if run.method == "dense" else comparison.method_of(run)
+    best = run.best and f"{run.best.top1:.2f}% in epoch {run.best.number}, chosen by {run.evaluated_on} accuracy"
+    return html.write_page(
+        Path(run_dir) / "report.html" if out is None else Path(out),
+        then="`softprune report` writes it, also elsewhere (--out)",
+        title=f"{_place(run.model, run.data)}, {method}",
+        kicker=f"softprune report · {run.name}",
+        facts={
+            "seed": str(run.seed),
+            "epochs": len(run.epochs),
+            "best": best,
+            "trained in": text.duration(run.wall_seconds),
+            "images/s": run.images_per_second and text.count(run.images_per_second),
+            "precision": precision_of(run),
+            "on": run.environment and run.environment.device,
+            "finished": run.finished,
+        },
+        notes=[*run.notes, *warnings_of(run)],
+        cards=list(_cards(run)),
+        sections=[_variants(run), _target(run), _epochs(run), _loss(run), _widths(run), _modules(run), _reproduce(run)],
+    )
+
+
+def _place(model: str, data: str) -> str:
+    return text.known_as(model) + (f" on {text.known_as(data)}" if data else "")
+
+
+def precision_of(run: Run) -> str:
+    """Return the precision of the training in words. A CPU has no TF32."""
+    on_cpu = run.environment is not None and run.environment.device.startswith("CPU")
+    setting = run.config.train.precision
+    return PRECISIONS["fp32" if on_cpu and setting == "tf32" else setting]
+
+
+def warnings_of(run: Run) -> list[str]:
+    """Return the warnings of the record, and those and errors in run.log, each once, at most twenty of them."""
+    log = run.path / "run.log"
+    lines = read_bytes(log).decode(errors="replace").splitlines() if log.is_file() else []
+    times = Counter([*run.warnings, *(match[1] for line in lines if (match := _WARNING.match(line)))])
+    texts = [message if n == 1 else f"{message} ({n} times)" for message, n in times.items()]
+    more = len(texts) - MOST_WARNINGS
+    return texts if more <= 0 else [*texts[:MOST_WARNINGS], f"{more} more in run.log"]
+
+
+def _cards(run: Run) -> Iterator[html.Card]:
+    top1, dense = run.compact_top1, run.dense_top1
+    change = "no dense baseline" if top1 is None or dense is None else f"dense {dense:.2f}, {top1 - dense:+.2f}"
+    yield html.Card("Top-1 accuracy", text.percent(top1, 2), top1, change)
+    for key, title in _COSTS.items():
+        before, after = getattr(run.dense, key), getattr(run.compact, key)
+        removed = text.cut(before, after)
+        if removed is not None:
+            below, meter = f"{text.short(before)} → {text.short(after)}", html.bar(before, after, before)
+            yield html.Card(title, text.percent(-removed), removed, below, meter)
+
+
+def _variants(run: Run) -> Section:
+    meanings = {
+        "dense": "the network without masks",
+        "masked": "removed channels multiplied by zero",
+        "compact": "channels removed" + (", then fine-tuned" if run.finetuned else ""),
+    }
+    costs = {"compact": run.compact}
+    columns = [
+        Column("Network", lambda row: tag("{} <small>{}</small>", row.name, meanings[row.name]), kind=""),
+        Column("Top-1 %", lambda row: row.top1, text.fixed),
+        Column("Top-5 %", lambda row: row.top5, text.fixed, "n spare"),
+        Column("Parameters", lambda row: row.params, text.count),
+        Column("MACs", lambda row: row.macs, text.count),
+        Column("Activations", lambda row: costs.get(row.name, run.dense).activations, text.count, "n spare"),
+        Column("File", lambda row: row.file_bytes, text.file_size, "n spare"),
+        Column("Latency", lambda row: row.latency_ms, text.milliseconds),
+    ]
+    lead = "The network before pruning, the network during training, and the network that you deploy."
+    if run.speed_up is not None:
+        where = run.environment.device if run.environment else "the device of the run"
+        lead += f" Latency: one forward pass of {run.latency_batch} images on {where}."
+    body = table("Dense, masked, compact", _known(columns, run.table), run.table) if run.table else Markup()
+    return Section("variants", "Dense, masked, compact", lead, body)
+
+
+def _known(columns: Sequence[Column], rows: Sequence[Any]) -> list[Column]:
+    """Return the columns in which some row has a value."""
+    return [column for column in columns if any(column.value(row) is not None for row in rows)]
+
+
+def _line(run: Run, label: str, style: str, get: Callable[[Epoch], float | None]) -> Series:
+    return Series(label, style, [(row.number, get(row)) for row in run.epochs])
+
+
+def _epochs(run: Run) -> Section:
+    on, dense = run.evaluated_on, run.dense
+    accuracies = [
+        _line(run, f"{on} top-1", "s-test", lambda row: row.test_top1),
+        _line(run, "train top-1", "s-train", lambda row: row.train_top1),
+    ]
+    with suppress(SoftpruneError):  # a run without a baseline
+        baseline = load_run(run.path / "dense")
+        accuracies.append(_line(baseline, "dense top-1", "s-dense", lambda row: row.test_top1))
+    removed = []
+    for key, title in _COSTS.items():
+        shares = [(row.number, text.cut(getattr(dense, key), getattr(row, key))) for row in run.epochs]
+        removed.append(Series(f"{title} removed", f"s-{key}", shares))
+    columns = [
+        Column("Epoch", lambda row: row.number, kind=""),
+        Column("lr", lambda row: row.lr, text.significant, "n spare"),
+        Column("Train loss", lambda row: row.train_loss, text.significant, "n spare"),
+        Column("Penalty", lambda row: row.penalty, text.significant, "n spare"),
+        Column("Train top-1", lambda row: row.train_top1, text.fixed, "n spare"),
+        Column(f"{on} loss".capitalize(), lambda row: row.test_loss, text.significant),
+        Column(f"{on} top-1".capitalize(), lambda row: row.test_top1, text.fixed),
+        Column(f"{on} top-5".capitalize(), lambda row: row.test_top5, text.fixed, "n spare"),
+        Column("Channels", lambda row: row.channels, text.count),
+        Column("Parameters", lambda row: row.params, text.short, "n spare"),
+        Column("MACs", lambda row: row.macs, text.short),
+    ]
+    events = [(row.number, "fine-tuning") for before, row in pairwise(run.epochs) if row.phase != before.phase]
+    parts = [
+        curves("top-1 accuracy, %", accuracies, lambda value: text.percent(value, 2), events=events, zoom=True),
+        curves("removed, % of the dense network", removed, text.percent, events=events, from_zero=True),
+        html.folded(f"All {len(run.epochs)} epochs", table("Epochs", _known(columns, run.epochs), run.epochs)),
+    ]
+    lead = "The accuracy of the network with its masks, and the share that they remove."
+    return Section("epochs", "Accuracy and pruning, epoch by epoch", lead, join(parts))
+
+
+def _target(run: Run) -> Section:
+    if not run.config.method.target:
+        return Section("target", "The target", "", Markup())
+    target = read_target(run.config.method.target)
+    dense, reached = getattr(run.dense, target.key, None), getattr(run.compact, target.key, None)
+    share = f"{text.percent(100 * target.amount)} of the dense network"
+    if dense is not None or not target.is_share:
+        limit = target.amount if dense is None else target.limit(dense)
+        lead = f"At most {target.figure(limit)}{f', {share}' if target.is_share else ''}. "
+        if reached is not None:
+            lead += f"{'The network so far' if run.in_progress else 'The compact network'} has {text.count(reached)}, "
+            lead += f"{text.percent(100 * reached / limit)} of the limit. "
+    else:  # a share of what records do not count, such as the latency
+        lead = f"At most {share}'s {target.key}. "
+    if run.finalised_step is not None:
+        lead += f"The removed channels were finalised at step {text.count(run.finalised_step)}."
+    strength = _line(run, "strength", "s-macs", lambda row: row.strength)
+    margin = _line(run, "margin", "s-params", lambda row: None if row.margin is None else 100 * row.margin)
+    charts = curves("sparsity strength", [strength], log=True), curves("margin to the target, %", [margin])
+    return Section("target", "The target", lead, join(charts))
+
+
+def _loss(run: Run) -> Section:
+    losses = [
+        _line(run, f"{run.evaluated_on} loss", "s-test", lambda row: row.test_loss),
+        _line(run, "train loss", "s-train", lambda row: row.train_loss),
+        _line(run, "penalty", "s-params", lambda row: row.penalty),
+    ]
+    rate = _line(run, "learning rate", "s-macs", lambda row: row.lr)
+    charts = curves("loss", losses, from_zero=True), curves("learning rate", [rate], log=True)
+    return Section("training", "Loss and learning rate", "", join(charts))
+
+
+def _widths(run: Run) -> Section:
+    kept, width = (sum(getattr(site, name) for site in run.sites) for name in ("kept", "width"))
+    lead = f"{len(run.sites)} masked layers had {text.count(width)} channels and keep {text.count(kept)}."
+    rows = [(site.name, "", site.width, site.kept) for site in run.sites]
+    return Section("widths", "Width of every layer, before and after", lead, _bars("Channels per layer", rows))
+
+
+def _modules(run: Run) -> Section:
+    lead = f"{text.short(run.dense.macs)} multiply-accumulates per forward pass became {text.short(run.compact.macs)}."
+    rows = [(each.name, each.kind, each.macs_dense, each.macs_compact) for each in run.modules if each.macs_dense]
+    return Section("macs", "Where the MACs went", lead, _bars("MACs per module", rows))
+
+
+def _bars(caption: str, rows: Sequence[tuple[str, str, int, int]]) -> Markup:
+    """Return a table of names, kinds, and what was before and after."""
+    if not rows:
+        return Markup()
+    largest = max(max(before, after) for _, _, before, after in rows)
+    columns = [
+        Column("Layer", lambda row: tag("{} <small>{}</small>", row[0], row[1]), kind=""),
+        Column("", lambda row: html.bar(row[2], row[3], largest), kind="wide"),
+        Column("Before", lambda row: row[2], text.short),
+        Column("After", lambda row: row[3], text.short),
+        Column("Removed", lambda row: text.cut(row[2], row[3]), lambda value: text.percent(value, 0)),
+    ]
+    return table(caption, columns, rows)
+
+
+def _reproduce(run: Run) -> Section:
+    parts = [_command(run.command)] if run.command else []
+    records: list[tuple[str, Any]] = [("Configuration", run.config)]
+    if run.environment is not None:
+        records.append(("Environment", run.environment))
+    records += [(f"Session {number}", session) for number, session in enumerate(run.sessions[1:], 2)]
+    columns = [Column("", itemgetter(0), kind=""), Column("", lambda pair: text.setting(pair[1]), kind="")]
+    for title, record in records:
+        parts.append(html.folded(title, table(title, columns, flat_settings(record.model_dump(mode="json")))))
+    return Section("appendix", "Reproduce", f"The run folder is {run.path}.", join(parts))
+
+
+def _command(command: str) -> Markup:
+    return tag("<pre><code>{}</code></pre>", command)
+
+
+def render_comparison(run_dirs: Sequence[Path | str], out: Path | str) -> Path:
+    """Write a self-contained HTML page that compares runs, and return its path.
+
+    Runs whose configurations differ only in the seed are one experiment, shown with mean and spread.
+
+    Raises:
+        ConfigError: no run was given.
+        FileFormatError: a folder holds no run, or its records are not what softprune writes.
+    """
+    if not run_dirs:
+        raise ConfigError("A comparison needs at least one run folder. Got none. Name the folders to compare.")
+    rows, repeats = comparison.compare_runs([load_run(folder) for folder in run_dirs])
+    runs = [run for row in rows for run in row.runs]
+    places, precisions = {(run.model, run.data) for run in runs}, sorted({precision_of(run) for run in runs})
+    notes = [*(f"{run.name}: {note}" for run in runs for note in (*run.warnings, *run.notes)), *repeats]
+    if len({run.data for run in runs}) > 1:
+        notes.append("These runs use different data. Their accuracies cannot be compared.")
+    what = _place(*next(iter(places))) if len(places) == 1 else f"{len(places)} networks"
+    return html.write_page(
+        Path(out),
+        then="compare again",
+        title=f"{what}: {len(rows)} experiment{'s' if len(rows) != 1 else ''}",
+        kicker="softprune comparison",
+        facts={
+            "runs": len(runs),
+            "seeds": ", ".join(map(str, sorted({run.seed for run in runs}))),
+            "precision": ", ".join(precisions),
+        },
+        notes=notes,
+        cards=[],
+        sections=[_summary(rows), Section("cost", "Accuracy against cost", _COST_LEAD, join(_scatters(rows)))],
+    )
+
+
+def _summary(rows: Sequence[comparison.Row]) -> Section:
+    heads, cells = comparison.cells_of(rows)
+    swatch = '<span class="swatch {}"></span> {}'
+    names = [tag(swatch, html.style_of(index), row.label) for index, row in enumerate(rows)]
+    lines = [(name, *line[4:]) for name, line in zip(names, cells, strict=True)]
+    columns = [Column(head, itemgetter(at)) for at, head in enumerate(["Experiment", *heads[4:]])]
+    body = [table("Experiments", columns, lines), tag('<p class="lead">{}</p>', comparison.EXPLANATION)]
+    return Section("table", "Mean and spread", "", join(body))
+
+
+def _scatters(rows: Sequence[comparison.Row]) -> Iterator[Markup]:
+    """Yield accuracy against MACs and against measured time."""
+    for unit, cost in (("million MACs", _million_macs), ("ms", best_latencies)):
+        rings, groups = dict[tuple[float, float | None], None](), []
+        for index, row in enumerate(rows):
+            found = [(*costs, run) for run in row.runs if (costs := cost(run)) is not None]
+            rings |= {(before, run.dense_top1): None for before, _, run in found}
+            spots = [(after, run.compact_top1) for _, after, run in found]
+            groups.append(Series(row.label, html.style_of(index), spots))
+        title = "top-1 accuracy, %, against " + ("measured time" if unit == "ms" else "MACs")
+        best = comparison.front(group.mean for group in groups if group.known)
+        yield html.scatter(title, unit, groups, Series("dense", "", list(rings)), best)
+
+
+def _million_macs(run: Run) -> tuple[float, float]:
+    return run.dense.macs / 1e6, run.compact.macs / 1e6
