@@ -25,7 +25,14 @@ import figure4  # noqa: E402
 from missing import missing_table, summary, wanted_table  # noqa: E402
 from tables import all_runs, baselines, figure, markdown, paper_table, runs, scp_table  # noqa: E402
 
-DOCUMENTS = ("README.md", "results/README.md", "benchmarks/records/README.md", "docs/sites.md", "docs/training.md")
+DOCUMENTS = (
+    "README.md",
+    "results/README.md",
+    "benchmarks/records/README.md",
+    "docs/sites.md",
+    "docs/training.md",
+    "docs/budgets.md",
+)
 MARKS = re.compile(r"(<!-- table: (.+?) -->)\n.*?<!-- end -->", re.DOTALL)
 Row = dict[str, str]
 
@@ -119,6 +126,26 @@ def accuracy() -> str:
     rows.append([*cells, "40", average(scp, "minutes")])
     head = ["network", "dense", "pruned", "MACs cut", "parameters cut", "speed-up", "published, at its MACs"]
     return markdown([*head, "epochs", "minutes"], rows)
+
+
+def from_trained() -> str:
+    """Return the comparison of methods from the same trained networks."""
+    columns = {"SCP": ("scp", 1), "SCP, multiples of 8": ("scp", 8), "one-shot L1": ("l1", 1), "Taylor": ("taylor", 1)}
+    cells: dict[tuple[str, float], dict[tuple[str, int], list[float]]] = {}
+    dense_top1 = {}
+    for row in record("from_trained")["rows"]:
+        cell = cells.setdefault((row["network"], row["keep"]), {})
+        cell.setdefault((row["method"], row["round_to"]), []).append(row["top1"])
+        dense_top1[row["network"]] = row["dense_top1"]
+
+    def shown(values: list[float]) -> str:
+        return f"{mean(values):.1f} ({len(values)})" if values else "-"
+
+    rows = [
+        [name, f"{dense_top1[name]:.1f}", f"{keep:.0%}", *(shown(cell.get(key, [])) for key in columns.values())]
+        for (name, keep), cell in sorted(cells.items(), key=lambda item: (item[0][0], -item[0][1]))
+    ]
+    return markdown(["network", "dense", "MACs left", *columns], rows)
 
 
 def training() -> str:
@@ -376,6 +403,7 @@ def reach() -> str:
 
 TABLES: dict[str, Callable[..., str]] = {
     "accuracy": accuracy,
+    "from_trained": from_trained,
     "results": scp_table,
     "training": training,
     "goals": goals,

@@ -10,7 +10,7 @@ Amount = float | str
 """A share to keep (0.5 or "50%"), or the figure itself (any number above 1, or with its unit: "0.8 ms")."""
 TargetLike = Mapping[str, Amount]
 FINAL_AT = 0.6
-"""The default share of the training after which the cut of a target is final, at the latest."""
+"""The share of the training after which the cut of a target is final, at the latest, unless another is given."""
 
 
 @dataclass(frozen=True)

@@ -254,37 +254,32 @@ def test_channels_in_common_are_those_whose_smallest_score_is_largest():
 # --- what a budget sets ------------------------------------------------------------------------------------------
 
 
-def test_a_limit_decides_in_training_and_evaluation_and_weighs_the_loss():
-    model, masks = masked()
-    whole = masks.loss()
-    masks.limit()
-    assert torch.equal(masks.loss(), whole)
-    masks.weight[masks.slices["1"]] = 0.0
-    bn = model[1]
-    torch.testing.assert_close(masks.loss(), whole - sparsity_loss(bn.bias, bn.weight, CONFIG))
-    masks.allowed[masks.slices["4"]] = torch.arange(8) < 3
-    free = masks.sample(*masks.parameters()).n
-    masks.in_force.fill_(True)
-    drawn = masks.sample(*masks.parameters()).n
-    off = ~masks.allowed
-    assert (drawn[off] == 0).all()
-    assert torch.equal(drawn[~off], free[~off])
-    assert not masks.hard()[off].any()
-
-
-def test_a_shift_of_the_log_odds_drops_and_keeps_channels():
+def test_a_budget_decides_in_training_and_evaluation():
     _, masks = masked()
-    plain = masks.sample(*masks.parameters()).n
-    masks.logit_shift = torch.zeros(masks.layout.channels, dtype=torch.float64)
-    assert torch.equal(masks.sample(*masks.parameters()).n, plain)
-    masks.logit_shift[masks.slices["4"]] = 100.0
-    masks.logit_shift[masks.slices["7"]] = -100.0
-    hard = masks.by_site(masks.hard())
-    assert not hard["4"].any()
-    assert hard["7"].all()
+    free = masks.sample(*masks.parameters()).n
+    masks.record(0)
+    drop = masks.drop.view(-1)
+    assert (masks.sample(*masks.parameters()).n == 1).all(), "what stays is left alone"
+    drop[masks.slices["4"]] = torch.inf
+    drop[masks.slices["7"]] = -3.0  # fading: its own log-odds count where they are larger
     drawn = masks.by_site(masks.sample(*masks.parameters()).n)
-    assert drawn["4"].max() < 1e-6
-    assert drawn["7"].min() > 1 - 1e-6
+    hard = masks.by_site(masks.hard())
+    assert (drawn["4"] == 0).all()
+    assert (drawn["7"] <= masks.by_site(free)["7"]).all()
+    assert (drawn["1"] == 1).all()
+    assert [bool(hard[name].any()) for name in ("1", "4", "7")] == [True, False, True]
+
+
+def test_other_masks_can_be_tried_in_evaluation():
+    model, masks = masked()
+    x = torch.randn(2, 3, 5, 5, dtype=torch.float64)
+    model.eval()
+    before, kept = model(x), masks.hard()
+    with masks.trial() as trial:
+        trial[masks.slices["7"]] = False
+        assert not torch.equal(model(x), before)
+    assert torch.equal(model(x), before)
+    assert torch.equal(masks.hard(), kept)
 
 
 # --- copies ------------------------------------------------------------------------------------------------------
@@ -292,7 +287,6 @@ def test_a_shift_of_the_log_odds_drops_and_keeps_channels():
 
 def test_a_copy_shares_the_decision_and_has_weights_of_its_own():
     model, masks = masked()
-    masks.limit()
     twin = copy.deepcopy(model)
     other = twin[1].masks
     assert other.modules[0] is twin[1]
@@ -300,12 +294,14 @@ def test_a_copy_shares_the_decision_and_has_weights_of_its_own():
         twin[1].bias.fill_(-5.0)
     assert not other.by_site(other.hard())["1"].any()
     assert torch.equal(other.hard(), masks.hard(twin))  # the same from outside
-    masks.allowed[masks.slices["4"]] = False
-    masks.in_force.fill_(True)
+    masks.record(0)
+    twin = copy.deepcopy(model)
+    other = twin[1].masks
+    masks.drop[masks.slices["4"]] = torch.inf
     assert not other.by_site(other.hard())["4"].any()
     x = torch.randn(2, 3, 5, 5, dtype=torch.float64)
     assert twin.to("meta").eval()(x.to("meta")).is_meta
-    assert masks.allowed.device.type == "cpu"
+    assert masks.drop.device.type == "cpu"
 
 
 def test_masks_and_hooks_leave_no_trace():

@@ -68,3 +68,16 @@ def test_masks_are_copies() -> None:
     for mask in pruner.masks().values():
         mask.zero_()
     assert all(mask.all() for mask in pruner.masks().values())
+
+
+def test_a_layer_that_collapses_is_named(caplog):
+    torch.manual_seed(0)
+    layers = [torch.nn.Conv2d(3, 64, 3), torch.nn.BatchNorm2d(64), torch.nn.ReLU(), torch.nn.Conv2d(64, 8, 1)]
+    model = torch.nn.Sequential(*layers)
+    pruner = sp.SoftPruner(model, torch.zeros(2, 3, 6, 6))
+    pruner.compact()
+    assert "every path" not in caplog.text
+    with torch.no_grad():
+        model[1].bias[2:] = -9.0
+    pruner.compact()
+    assert "'1' keeps 2 of 64 channels, and every path" in caplog.text

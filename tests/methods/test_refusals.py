@@ -159,7 +159,7 @@ def test_optimizers_losses_and_strengths() -> None:
         with pytest.raises(ConfigError, match="`strength`"):
             pruner.strength = value  # type: ignore[assignment]
     assert float(pruner.strength) == 0.25
-    with pytest.raises(ConfigError, match="adjusts the strength itself"):
+    with pytest.raises(ConfigError, match="no sparsity loss"):
         pruner_of(target={"macs": 0.5}, total_steps=4).strength = 0.01
 
 
@@ -175,8 +175,6 @@ MADE: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("scp", {}, {"min_channels": 2}),
     ("scp", {}, {"exclude": ["1"]}),
     ("scp", {}, {"masks": MaskConfig(s=3.0)}),
-    ("scp", {"cost_weighting": 0.5}, {"cost_weighting": 0.25}),
-    ("scp", {"cost_weighting": 0.5}, {}),
     ("l1", {"target": {"macs": 0.5}}, {"target": {"macs": 0.4}}),
     ("l1", {"ratio": 0.5}, {"ratio": 0.25}),
     ("slimming", {"ratio": 0.5}, {"ratio": 0.25}),
@@ -256,7 +254,7 @@ def test_steps_after_the_last_one_and_a_training_that_diverges(caplog: pytest.Lo
     with torch.no_grad():
         next(iter(pruner.model.parameters())).fill_(NAN)
     with pytest.raises(ModelError, match="diverged"):
-        train(pruner, optimizer, 5, first=2)
+        train(pruner, optimizer, 12, first=2)
 
 
 def test_what_rounding_keeps_is_said(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,58 +1,55 @@
-"""A budget: adjusts the strength during training, protects channels, and finalises a cut that meets the target."""
+"""A budget during training: decides from data which channels go, and fades them out along a fixed ramp."""
 
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from softprune.budget.channels import BySite, ChannelState, present
-from softprune.budget.controller import Controller
+from softprune.budget.importance import FirstOrder
 from softprune.budget.latency import TableLike
 from softprune.budget.limit import BudgetStatus, Limit
 from softprune.budget.measures import PrunableNetwork
-from softprune.budget.search import CLOSE, Cut, CutSearch
-from softprune.budget.weighting import CostWeights
+from softprune.budget.search import CLOSE
+from softprune.budget.split import BySite, split_scores
 from softprune.devices import broadcast_from_rank0_
 from softprune.errors import CheckpointError, ConfigError, is_integer, is_number
 from softprune.log import get_logger
-from softprune.masks import MaskedBatchNorm, SoftMasks
-from softprune.target import FINAL_AT, TargetLike
+from softprune.masks import SoftMasks
+from softprune.target import TargetLike
 
 logger = get_logger(__name__)
 
-EARLIEST = 0.2
-"""The share of the training from which on the cut is finalised as soon as the target is met, for the default
-`FINAL_AT`."""
-TRIM = 0.1
-"""The share of the training, at its end, in which channels are only removed ..."""
-ADAPT_STEPS = 50
-"""... but this many steps at least, so that running statistics adapt to the masks, and half of all at most."""
-REGROW = 0.75
-"""The share of the training after which no channel is regrown: it could not learn any more."""
-HOLD = 0.25
-"""The strength after finalising, as a share of the strength before."""
-KEPT_STRENGTH = 1e-4
-"""The largest strength on the channels to keep of a network that was trained before: that of runs at a fixed strength.
-Only the channels to remove get more, so that a short training does not lose what the others have learned. In an
-untrained network all channels are alike, and which of them to keep must show first."""
-_UPDATES = 100
-_NEAR_ENOUGH = 0.002
-"""How far under the limit a cut ends, as a share of it, where single channels allow it."""
+FINAL_AT = {True: 0.3, False: 0.6}
+"""The share of the training after which the cut is final, for a trained network and for an untrained one, whose
+features must form first."""
+BEGIN = 1 / 6
+"""The share of that time in which the network is left alone, and the importance of its channels is collected."""
+ROUNDS = 4
+"""How often the channels that go next are chosen. Layers act together: what is measured at once misjudges a strong
+cut."""
+SPAN = 6.0
+"""While a channel fades, the log-odds that its mask drops it rise from -SPAN to SPAN."""
+SAMPLES = 128
+"""The training samples on which a choice is measured: those of the last steps."""
+NEAR_ENOUGH = 0.002
+"""How far under the limit a cut may end, as a share of it, where single channels would come closer."""
+_STAYS = 2**62
 
 
 class Budget(Limit):
     """Keeps one figure of a network within a limit at the end of a training of known length.
 
-    Until the cut is finalised, :meth:`update` moves the strength, and channels that the target needs are protected:
-    their sparsity loss weakens, and turns around, before they die. The cut is finalised as soon as the method's own
-    decision is within the limit (see `EARLIEST`), and at `final_at` in any case: the removed channels are off from
-    there on, in training as in evaluation. The kept ones are sampled as before, under a lower strength. In the last
-    tenth (`TRIM`) channels are only removed. A kept channel is never dead by the method's own rule, except where a
-    floor or a multiple needs one. :class:`softprune.SoftPruner` explains the arguments.
+    In the first part of the training the network is left alone while the first-order importance of its channels is
+    collected. Then, in a few rounds, :meth:`update` measures what the outputs lose without the lowest channels of each
+    site (:func:`split_scores`), and chooses the channels that go next. A chosen channel fades: the log-odds that its
+    mask drops it rise along a fixed ramp until it is off. The other channels are left alone, and after the last round
+    nothing changes any more. No part depends on the optimizer or its learning rate.
+    :class:`softprune.SoftPruner` explains the arguments.
     """
 
     def __init__(
@@ -60,223 +57,176 @@ class Budget(Limit):
         target: TargetLike,
         total_steps: int | None,
         prunable: PrunableNetwork,
+        masks: SoftMasks,
         *,
-        final_at: float = FINAL_AT,
+        final_at: float | None = None,
         batch: int | None = None,
         table: TableLike | None = None,
-        cost_weighting: float = 0.0,
     ) -> None:
         if not is_integer(total_steps) or total_steps < 1:
             raise ConfigError(
                 "`target` needs `total_steps`, the number of optimizer steps of the whole training. "
                 f"Got total_steps = {total_steps!r}; pass epochs * len(loader), divided by the micro-batches of a step."
             )
-        if not is_number(final_at) or not 0 < final_at < 1:
+        if final_at is not None and (not is_number(final_at) or not 0 < final_at < 1):
             raise ConfigError(
                 "`final_at`, the share of the training after which the cut is final, must be more than 0 and less than "
-                f"1. Got {final_at!r}; the default is {FINAL_AT:g}."
+                f"1. Got {final_at!r}; leave it out for the default."
             )
         super().__init__(target, prunable, batch=batch, table=table)
-        total_steps, final_at = int(total_steps), float(final_at)
-        self.total_steps, self.final_at = total_steps, final_at
-        # The cut is pursued as in a training of this length with the default `FINAL_AT`.
-        pursuit = max(1, round(total_steps * final_at / FINAL_AT))
-        adapt = min(ADAPT_STEPS, total_steps // 2)
-        self.every = max(1, pursuit // _UPDATES)
-        self.earliest = EARLIEST * pursuit
-        self.trim_at = total_steps - max(round(TRIM * total_steps), adapt)
-        self.latest = min(round(final_at * total_steps), total_steps - adapt)
-        self.channels = ChannelState(prunable.graph, prunable.model)
-        self.was_trained = self.channels.is_trained()
-        self.controller = Controller(pursuit)
-        self.cost_weights = CostWeights(cost_weighting, self.measure, self.channels.widths)
-        self.finalised_step: int | None = None
-        self.score: float | None = None
-        self.regrown = 0
-        self._near: int | None = None
-        self._scores: BySite | None = None
+        self.site_masks = masks
+        self.site_masks.record(SAMPLES)
+        self.importance = FirstOrder(masks)
+        self.off_at = torch.full((masks.layout.channels,), _STAYS, device=masks.device)
+        """The step from which each channel is off."""
+        self.total_steps = int(total_steps)
+        self.final_at = FINAL_AT[is_trained(masks)] if final_at is None else float(final_at)
+        self.done = 0
+        """Rounds that have passed."""
+        self.scores: BySite | None = None
+        """Those of the last round."""
+        self._schedule()
+        quicken_statistics_(prunable.model, self.total_steps - self.final_step)
+
+    def _schedule(self) -> None:
+        self.final_step = max(1, round(self.final_at * self.total_steps))
+        """The step from which the cut is final."""
+        begin = max(1, round(BEGIN * self.final_step))
+        ends = [begin + round(number * (self.final_step - begin) / ROUNDS) for number in range(ROUNDS + 1)]
+        self.rounds = dict(pairwise(ends))
+        """The steps at which channels are chosen, and those from which the chosen ones are off."""
+        self.fade = max(1, (self.final_step - begin) // ROUNDS)
 
     # --- the training ------------------------------------------------------------------------------------------
 
     @property
-    def is_final(self) -> bool:
-        """Whether a cut is in force (reads the device)."""
-        return self.channels.in_force
-
-    def next_update(self, step: int) -> int | None:
-        """Return the next step after `step` at which :meth:`update` is due; None if there is none."""
-        if step >= self.total_steps:
-            return None
-        if self.finalised_step is None:
-            return min((step // self.every + 1) * self.every, max(self.latest, step + 1))
-        due = (step // (2 * self.every) + 1) * 2 * self.every
-        return min(self.trim_at if step < self.trim_at < due else due, self.total_steps)
-
-    @torch.no_grad()
-    def update(self, step: int) -> float:
-        """Update weights, and the cut, when `step` steps are done; return the strength from here on.
-
-        With several processes all must call this together; the costs of rank 0 count, since running statistics, and
-        with them what folds, differ a little. NaN scores, those of a training that diverged, give the strength NaN.
-        """
-        scores = self.channels.scores()
-        if any(bool(score.isnan().any()) for score in scores.values()):
-            return math.nan
-        if self.finalised_step is None:
-            strength = self._pursue(step, scores)
-        elif step < self.trim_at:
-            strength = self._hold(step, scores)
-        else:
-            strength = self._trim(step, scores)
-        self._scores = scores
-        return strength
-
-    def _pursue(self, step: int, scores: BySite) -> float:
-        self.channels.in_force = False  # decided before its time, and training continues
-        search = self.search(scores)
-        near = torch.tensor(search.rank(self._near, within=1 + len(search.row) // 200, close=CLOSE))
-        broadcast_from_rank0_(near := near.to(self.channels.masks.device))
-        self._near = int(near)
-        keep = search.masks(search.at_rank(self._near))
-        self.score = max(
-            (float(score[~keep[name]].max()) for name, score in scores.items() if not keep[name].all()), default=0.0
-        )
-        if step >= self.latest or (self.score <= 0 and step >= self.earliest):
-            self._finalise(step, scores)
-            return self._hold(step, self.channels.scores())
-        factors, endangered = self.channels.protection(scores, self._scores, keep, self._kept_share)
-        self._set_weights(self.cost_weights.apply(factors, self.network, keep))
-        # A lower strength does not help channels that do not get all of it.
-        strength = self.controller.update(step, self.score, endangered if self._kept_share == 1 else 0.0)
-        logger.debug("step %d: score %.3f, strength %.3g", step, self.score, strength)
-        return strength
+    def is_decided(self) -> bool:
+        """Whether all channels that go have been chosen."""
+        return self.done == len(self.rounds)
 
     @property
-    def _kept_share(self) -> float:
-        """The share of the strength that the channels to keep get at most."""
-        return min(1.0, KEPT_STRENGTH / self.controller.strength) if self.was_trained else 1.0
+    def is_final(self) -> bool:
+        """Whether all channels that go are off (reads the device)."""
+        return self.is_decided and bool((self.off_at[self.off_at != _STAYS] <= self.site_masks.clock.step).all())
 
-    def _finalise(self, step: int, scores: BySite) -> None:
-        """Put the cut into force, with regrown channels where more have died than the target asks for."""
-        regrows = step <= REGROW * self.total_steps
-        masks = self._put_in_force(scores, self.network, step, alive_only=not regrows)
-        self.finalised_step = step
-        if regrows:
-            self._regrow(step, masks, scores)
+    def before_step(self) -> None:
+        """Collect importance; in-place tensor operations alone."""
+        self.importance.add_()
 
-    def _put_in_force(self, scores: BySite, network: nn.Module, step: int | None, *, alive_only: bool) -> BySite:
-        """Put the best cut within the limit into force, and return its masks."""
-        search = self.search(scores, network, alive_only=alive_only)
-        cut, masks = self._within_limit(search, search.fit(close=_NEAR_ENOUGH), network)
-        self._report(cut, step, scores, masks)
-        self.channels.allowed = masks
-        self.channels.in_force = True
-        return masks
+    def after_step(self) -> None:
+        """Let the chosen channels fade by a step; in-place tensor operations alone."""
+        self._set_odds(self.site_masks.clock.step + 1)
 
-    def _regrow(self, step: int, allowed: BySite, scores: BySite) -> None:
-        dead = {name: allowed[name] & (score <= 0) for name, score in scores.items()}
-        count = self.channels.regrow(dead, step)
-        if count:
-            self.regrown += count
-            logger.info("regrew %d channels after step %d", count, step)
+    @torch.no_grad()
+    def _set_odds(self, step: Tensor) -> None:
+        if self.off_at.device != step.device:
+            self.off_at = self.off_at.to(step.device)
+        left = (self.off_at - step) / self.fade  # 1 where a channel begins to fade, 0 where it is off
+        odds = (SPAN * (1 - 2 * left)).masked_fill(left <= 0, torch.inf).masked_fill(self.off_at == _STAYS, -torch.inf)
+        assert self.site_masks.drop is not None
+        self.site_masks.drop.copy_(odds)
 
-    def _hold(self, step: int, scores: BySite) -> float:
-        """Keep the kept channels alive: those about to die are pushed back, and the others are left alone then."""
-        allowed = self.channels.allowed
-        died = any(bool((allowed[name] & (score <= 0)).any()) for name, score in scores.items())
-        factors, endangered = self.channels.protection(scores, self._scores, allowed, self._kept_share)
-        if step <= REGROW * self.total_steps:
-            self._regrow(step, allowed, scores)
-        only_back = died or endangered > 0.01 or step >= self.trim_at
-        # What is pushed back is so with the strength that it was pushed down with.
-        factors = {
-            name: torch.where(factor < 0, factor / HOLD, 0.0 if only_back else factor) * allowed[name]
-            for name, factor in factors.items()
-        }
-        self._set_weights(self.cost_weights.apply(factors, self.network, allowed))
-        return HOLD * self.controller.strength if any(bool(f.any()) for f in factors.values()) else 0.0
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        """Choose the channels that go next, when `step` steps are done. With several processes all must call this."""
+        share = (self.done + 1) / len(self.rounds)
+        keep, cost = self._choose(self.network, self.dense * (self.limit / self.dense) ** share if share < 1 else None)
+        self._remove(keep, self.rounds[step])
+        self.done += 1
+        logger.info(
+            "budget, round %d of %d: %s of %s will be left from step %d on, limit %s",
+            self.done,
+            len(self.rounds),
+            self.target.figure(cost),
+            self.target.figure(self.dense),
+            self.rounds[step],
+            self.target.figure(self.limit),
+        )
+        if self.is_decided:
+            self.site_masks.record(0)
 
-    def _trim(self, step: int, scores: BySite) -> float:
-        """Remove channels if the cut no longer fits, and at the end the dead ones."""
-        is_last = step >= self.total_steps
-        self._fit(self.network, step, alive_only=is_last)
-        return 0.0 if is_last else self._hold(step, scores)
+    def _choose(self, network: nn.Module, limit: float | None = None) -> tuple[BySite, float]:
+        """Return masks within `limit`, or the target's, that remove what the outputs miss least, and their cost."""
+        assert self.site_masks.drop is not None
+        self.site_masks.drop.copy_(torch.where(self.off_at == _STAYS, -torch.inf, torch.inf))
+        inputs = [*self.site_masks.inputs] or [(self.prunable.example.args, self.prunable.example.kwargs)]
+        self.scores = split_scores(
+            self.prunable, self.site_masks, self.importance.scores(), inputs, lambda keep: self.measure(network, keep)
+        )
+        self.importance.row.zero_()
+        return self._fit(network, limit)
+
+    def _fit(self, network: nn.Module, limit: float | None = None) -> tuple[BySite, float]:
+        """Return masks by the scores of the last round that are within the limit, and their cost; those of rank 0."""
+        assert self.scores is not None
+        search = self.search(self.scores, network, limit)
+        cut = search.fit(close=NEAR_ENOUGH)
+        masks = search.masks(cut.counts)
+        if cut.cost > search.limit:
+            others = ((other, kept) for other, kept in self.smallest_cuts(network) if other.cost <= search.limit)
+            cut, masks = next(others, (cut, masks))
+        if cut.cost > search.limit and limit is None:
+            raise ConfigError(
+                f"`target` cannot be met: the smallest exact cut has {self.target.figure(cut.cost)}, the limit is "
+                f"{self.target.figure(search.limit)}. Relax the target, or let more channels go: softprune.inspect "
+                "says which are frozen and why."
+            )
+        if cut.cost < (1 - CLOSE) * search.limit:
+            logger.warning(
+                "softprune: the cut leaves %s, more than %g%% under the limit of %s: %s",
+                self.target.figure(cut.cost),
+                100 * CLOSE,
+                self.target.figure(search.limit),
+                f"channels are kept in multiples of {self.prunable.round_to}"
+                if self.prunable.round_to > 1
+                else "one more channel would exceed it",
+            )
+        row = self.site_masks.row(masks)
+        broadcast_from_rank0_(row.view(torch.uint8))
+        return self.site_masks.by_site(row), cut.cost
+
+    def _remove(self, keep: Mapping[str, Tensor], off_at: Tensor | int) -> None:
+        """Let all channels but those of `keep` be off from a step on; those that fade already go as decided."""
+        stays = self.site_masks.row(keep)
+        self.off_at.copy_(torch.where(stays | (self.off_at != _STAYS), self.off_at, off_at))
+        self._set_odds(self.site_masks.clock.step)
+
+    # --- the cut -----------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def finalise(self, network: nn.Module | None = None) -> None:
-        """Put a cut that fits into force now, or make sure that the one in force still fits.
+        """Switch off now what goes, and make sure that the cut fits.
 
-        The cost of a cut can change while the weights learn: what folds into a bias depends on them.
+        What folds into a bias, and with it the cost of a cut, depends on weights, which have learned since.
         """
         network = network or self.network
-        if self.is_final:
-            self._fit(network)
-        else:
-            self._put_in_force(self.channels.scores(network), network, None, alive_only=True)
-
-    def _fit(self, network: nn.Module, step: int | None = None, *, alive_only: bool = True) -> None:
-        """Remove channels from the cut in force that died, if `alive_only`, and more if it does not fit."""
-        allowed, scores = self.channels.allowed, self.channels.scores(network)
-        if not alive_only:
-            scores = {name: score + 1e3 for name, score in scores.items()}
-        only = {name: torch.where(allowed[name], score, score - 1e6) for name, score in scores.items()}
-        search = self.search(only, network, alive_only=True)
-        cut = search.cut_of(search.at_rank(len(search.row)))
-        if cut.cost > self.limit:
-            cut = search.refine(cut)
-        cut, masks = self._within_limit(search, cut, network)
-        if any(not torch.equal(masks[name], allowed[name]) for name in masks):
-            self.channels.allowed = masks
-            if step is not None:
-                self._report(cut, step, scores, masks)
-
-    def _within_limit(self, search: CutSearch, cut: Cut, network: nn.Module) -> tuple[Cut, BySite]:
-        """Return `cut` with its masks. Where the best channels do not fit, return other channels that do."""
-        masks = search.masks(cut.counts)
-        if cut.cost > self.limit:
-            others = ((each, kept) for each, kept in self.smallest_cuts(network) if each.cost <= self.limit)
-            cut, masks = next(others, (cut, masks))
-        # With several processes, those of rank 0.
-        device = self.channels.masks.device
-        masks = {name: mask.to(device) for name, mask in masks.items()}
-        broadcast_from_rank0_(*(mask.view(torch.uint8) for mask in masks.values()))
-        return cut, {name: mask.cpu() for name, mask in masks.items()}
-
-    def _set_weights(self, weights: BySite) -> None:
-        self.channels.weights = weights
-        broadcast_from_rank0_(present(self.channels.masks.weight))
+        now = self.site_masks.clock.step
+        if not self.is_decided:
+            self._remove(self._choose(network)[0], now)
+            self.done = len(self.rounds)
+            self.site_masks.record(0)
+        self.off_at.copy_(torch.where(self.off_at == _STAYS, _STAYS, torch.minimum(self.off_at, now)))
+        self._set_odds(now)
+        keep = {name: mask.cpu() for name, mask in self.site_masks.by_site(self.site_masks.hard()).items()}
+        if self.measure(network, keep) > self.limit and self.scores is not None:
+            self.scores = {name: score.masked_fill(~keep[name], -torch.inf) for name, score in self.scores.items()}
+            self._remove(self._fit(network)[0], now)
 
     @contextmanager
     def tentative(self, *, of_a_copy: bool = False) -> Iterator[None]:
-        """Undo at the end what is decided inside, if it is before its time or for a copy of the network."""
-        if self.finalised_step is not None and not of_a_copy:
+        """Undo at the end what is decided inside, unless the cut is final; for a copy of the network always."""
+        if self.is_final and not of_a_copy:
             yield
             return
-        allowed, in_force = self.channels.allowed, self.is_final
+        state, inputs = self.state_dict(), self.site_masks.inputs
         try:
             yield
         finally:
-            self.channels.allowed = allowed
-            self.channels.in_force = in_force
-
-    def _report(self, cut: Cut, step: int | None, scores: BySite, masks: BySite) -> None:
-        alive = 0
-        if self.finalised_step is None:
-            alive = sum(int(((score > 0) & ~masks[name]).sum()) for name, score in scores.items())
-        self.log_cut(cut, step, alive, sum(int((~mask).sum()) for mask in masks.values()))
-
-    @torch.no_grad()
-    def copy_to(self, network: nn.Module) -> None:
-        """Let a copy of the network, an EMA for example, evaluate with the cut that is in force here."""
-        masks: Any = next((each.masks for each in network.modules() if isinstance(each, MaskedBatchNorm)), None)
-        if isinstance(masks, SoftMasks) and masks.allowed is not None and masks.in_force is not None:
-            masks.allowed.copy_(present(self.channels.masks.allowed))
-            masks.in_force.copy_(present(self.channels.masks.in_force))
+            self.load_state_dict(state)
+            self.site_masks.inputs = inputs
 
     def status(self, masks: Mapping[str, Tensor], strength: float) -> BudgetStatus:
-        return replace(
-            super().status(masks, strength), score=self.score, finalised_step=self.finalised_step, regrown=self.regrown
-        )
+        return replace(super().status(masks, strength), finalised_step=self.final_step if self.is_final else None)
 
     # --- state -------------------------------------------------------------------------------------------------
 
@@ -287,17 +237,12 @@ class Budget(Limit):
             "limit": self.limit,
             "total_steps": self.total_steps,
             "final_at": self.final_at,
-            "was_trained": self.was_trained,
-            "controller": self.controller.state_dict(),
-            "cost_weights": self.cost_weights.state_dict(),
-            "near": self._near,
-            "score": self.score,
-            "finalised_step": self.finalised_step,
-            "regrown": self.regrown,
-            "in_force": self.is_final,
-            "allowed": self.channels.allowed,
-            "weights": self.channels.weights,
-            "scores": self._scores,
+            "done": self.done,
+            "off_at": self.off_at.to("cpu", copy=True),
+            "drop": None if self.site_masks.drop is None else self.site_masks.drop.to("cpu", copy=True),
+            "importance": self.importance.row.to("cpu", copy=True),
+            "inputs": self.site_masks.inputs_to_save(),
+            "scores": self.scores,
             "measure": self.measure.state_dict(),
         }
 
@@ -305,22 +250,53 @@ class Budget(Limit):
         """Resume from :meth:`state_dict`, in place; :meth:`check_state` says whether that is possible."""
         self.measure.load_state_dict(state["measure"])
         self.set_limit()
-        self.controller.load_state_dict(state["controller"])
-        self.cost_weights.load_state_dict(state["cost_weights"])
-        self.was_trained = bool(state["was_trained"])
-        self._near, self.regrown = state["near"], state["regrown"]
-        self.score = state["score"] if "score" in state else state["margin"]  # its name in older states
-        self.finalised_step, self._scores = state["finalised_step"], state["scores"]
-        self.channels.allowed, self.channels.weights = state["allowed"], state["weights"]
-        self.channels.in_force = state["in_force"]
+        self.final_at, self.done, self.scores = state["final_at"], state["done"], state["scores"]
+        self._schedule()
+        assert self.site_masks.drop is not None
+        for tensor, value in (
+            (self.off_at, state["off_at"]),
+            (self.site_masks.drop, state["drop"]),
+            (self.importance.row, state["importance"]),
+        ):
+            tensor.copy_(value)
+        self.site_masks.record(0 if self.is_decided else SAMPLES)
+        self.site_masks.restore_inputs(state["inputs"])
 
     def check_state(self, state: dict[str, Any]) -> None:
         """Raise a CheckpointError unless a state is of a budget that was made alike."""
-        made = {"key": self.target.key, "total_steps": self.total_steps, "final_at": self.final_at}
+        made = {"key": self.target.key, "total_steps": self.total_steps}
         made |= {} if self.measure.is_timed else {"limit": self.limit}  # a timed one comes with the state
         for key, value in made.items():
             if state.get(key) != value:
                 raise CheckpointError(
-                    f"a budget's state must be of the same target, length of training and final_at. Its {key!r} is "
-                    f"{value!r}; got {state.get(key)!r}. Make the pruner as that of the checkpoint was made."
+                    f"a budget's state must be of the same target and length of training. Its {key!r} is {value!r}; "
+                    f"got {state.get(key)!r}. Make the pruner as that of the checkpoint was made."
                 )
+
+
+def is_trained(masks: SoftMasks) -> bool:
+    """Return whether channels of one BatchNorm differ, which they do not when a network is made."""
+    parameters = (each.detach() for bn in masks.modules for each in (bn.weight, bn.bias))
+    return any(bool(each.max() - each.min() > 1e-6) for each in parameters)
+
+
+def quicken_statistics_(model: nn.Module, steps: int) -> None:
+    """Raise the momentum of BatchNorms whose statistics would not forget the dense network within `steps`, in place.
+
+    EfficientNets come with a momentum of 0.01: after 100 steps a third of their statistics are still the old ones.
+    """
+    enough = min(0.1, 1 - 0.01 ** (1 / max(steps, 1)))
+    slow = [
+        module for module in model.modules() if isinstance(module, _BatchNorm) and 0 < (module.momentum or 0) < enough
+    ]
+    for module in slow:
+        logger.debug("momentum %g -> %g", module.momentum, enough)
+        module.momentum = enough
+    if slow:
+        logger.info(
+            "BatchNorm momentum is raised to %.2g in %d layers: with less, their statistics would not follow the cut "
+            "within the %d steps after it",
+            enough,
+            len(slow),
+            steps,
+        )

@@ -17,9 +17,6 @@ from softprune.target import TargetLike, read_target
 
 logger = get_logger(__name__)
 
-MANY_ALIVE = 0.5
-"""The share of the removed channels that may be alive before a warning says so."""
-
 
 @dataclass(frozen=True)
 class BudgetStatus:
@@ -35,13 +32,8 @@ class BudgetStatus:
     """The figure of what a cut would leave now."""
     strength: float
     """The weight of the sparsity loss."""
-    score: float | None = None
-    """The highest score of a channel that must be removed: 1 untrained, 0 dropped. None before the first update, and
-    for methods that rank channels."""
     finalised_step: int | None = None
-    """The step after which the cut was finalised."""
-    regrown: int = 0
-    """Channels that were brought back because more had died than the target asks for."""
+    """The step from which the cut is final; None before."""
 
     @property
     def margin(self) -> float:
@@ -96,7 +88,7 @@ class Limit:
             yield cut, search.masks(cut.counts)
 
     def search(
-        self, scores: Mapping[str, Tensor], network: nn.Module | None = None, *, alive_only: bool = False
+        self, scores: Mapping[str, Tensor], network: nn.Module | None = None, limit: float | None = None
     ) -> CutSearch:
         """Return a search among the cuts that keep the channels of the highest scores."""
 
@@ -104,7 +96,8 @@ class Limit:
             return self.measure(network or self.network, masks)
 
         rules = self.prunable
-        return CutSearch(scores, rules.floors, rules.round_to, cost, self.limit, rules.coupled, alive_only=alive_only)
+        limit = self.limit if limit is None else limit
+        return CutSearch(scores, rules.floors, rules.round_to, cost, limit, rules.coupled)
 
     def masks(self, network: nn.Module, scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return masks of the highest scores that meet the limit, with the widths of the last call if they still do."""
@@ -113,45 +106,6 @@ class Limit:
         if counts is None or not (1 - CLOSE) * self.limit <= search.cost(counts) <= self.limit:
             counts = self._counts = search.fit().counts
         return search.masks(counts)
-
-    def log_cut(self, cut: Cut, step: int | None, alive: int, removed: int) -> None:
-        """Log a final cut. Warn if most of the `removed` channels are `alive`, or if the cut is not near the limit."""
-        figure, many = self.target.figure, alive > MANY_ALIVE * removed
-        logger.info(
-            "final cut%s: %s of %s (%.2f%%), limit %s%s",
-            "" if step is None else f" after step {step}",
-            figure(cut.cost),
-            figure(self.dense),
-            100 * cut.cost / self.dense,
-            figure(self.limit),
-            f"; {alive:,} of {removed:,} removed channels are alive" if alive and not many else "",
-        )
-        if many:
-            logger.warning(
-                "softprune: %s of the %s channels that must be removed to meet the target are still alive. If the "
-                "accuracy is too low, train longer, raise the learning rate (SGD's, as in the paper, prunes faster "
-                "than Adam's), or relax the target",
-                f"{alive:,}",
-                f"{removed:,}",
-            )
-        if cut.cost > self.limit:
-            logger.warning(
-                "softprune: no cut fits the target: at least %s stay, the limit is %s",
-                figure(cut.cost),
-                figure(self.limit),
-            )
-        elif cut.cost < (1 - CLOSE) * self.limit:
-            logger.warning(
-                "softprune: the cut leaves %s, more than %g%% under the limit of %s: %s",
-                figure(cut.cost),
-                100 * CLOSE,
-                figure(self.limit),
-                f"channels are kept in multiples of {self.prunable.round_to}"
-                if self.prunable.round_to > 1
-                else "one more channel would exceed it"
-                if alive
-                else "more channels have died than the target asks for",
-            )
 
     def status(self, masks: Mapping[str, Tensor], strength: float) -> BudgetStatus:
         """Return where the budget is, given the masks and the strength in force."""

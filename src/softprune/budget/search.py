@@ -30,11 +30,18 @@ class Cut:
     cost: float
 
 
+def units_of(names: Iterable[str], coupled: Iterable[Sequence[str]]) -> list[tuple[str, ...]]:
+    """Return the sites that are cut together: coupled groups first, then the others one by one."""
+    groups = [tuple(group) for group in coupled]
+    inside = {name for group in groups for name in group}
+    return [*groups, *((name,) for name in names if name not in inside)]
+
+
 class CutSearch:
     """Finds cuts at a limit, for the scores of one moment: within a site the channels with the largest scores are kept.
 
-    Coupled sites keep the same channels, those with the largest of their smallest scores. With `alive_only`, only
-    channels with a score above 0 are kept, but for floors.
+    Coupled sites keep the same channels, those with the largest of their smallest scores. Channels with a score of -inf
+    are off, and stay off.
     """
 
     def __init__(
@@ -45,32 +52,21 @@ class CutSearch:
         cost: CostOf,
         limit: float,
         coupled: Iterable[Sequence[str]] = (),
-        *,
-        alive_only: bool = False,
     ) -> None:
-        groups = [tuple(group) for group in coupled]
-        inside = {name for group in groups for name in group}
-        self.units = [*groups, *((name,) for name in scores if name not in inside)]
+        self.units = units_of(scores, coupled)
         self.scores = columns = [
             np.min([scores[name].detach().double().cpu().numpy() for name in unit], axis=0) for unit in self.units
         ]
         self.widths = [len(column) for column in columns]
         self.floors = [max(floors[name] for name in unit) for unit in self.units]
         self.round_to, self.limit, self._cost = round_to, limit, cost
-        self.most = [self._alive(unit) for unit in range(len(self.units))] if alive_only else self.widths
+        self.most = [int((column > -np.inf).sum()) for column in columns]
         self._inner = [np.argsort(-column, kind="stable") for column in columns]
         row = np.concatenate(columns)
         order = np.argsort(-row, kind="stable")
         self.row = row[order]
         self._unit = np.repeat(np.arange(len(columns)), self.widths)[order]
         self._known: dict[Counts, float] = {}
-
-    def _alive(self, unit: int) -> int:
-        """Return how many channels of a unit may be kept: a multiple of those alive, unless the floor asks for more."""
-        alive, width = int((self.scores[unit] > 0).sum()), self.widths[unit]
-        if alive == width:
-            return width
-        return min(max(alive // self.round_to, -(-self.floors[unit] // self.round_to)) * self.round_to, width)
 
     # --- cuts --------------------------------------------------------------------------------------------------
 
@@ -102,28 +98,13 @@ class CutSearch:
 
     # --- searching ---------------------------------------------------------------------------------------------
 
-    def rank(self, near: int | None = None, *, within: int = 1, close: float = 0.0) -> int:
+    def rank(self, *, close: float = 0.0) -> int:
         """Return how many of the best channels fit into the limit, by bisection; 0 if none does.
 
-        `near`, the answer of a short while ago, saves most of the search. It ends when the answer is known up to
-        `within` channels, or the cost is under the limit by the share `close` of it at most.
+        It ends when the cost is under the limit by the share `close` of it at most.
         """
         low, high = 0, len(self.row) + 1
-        if near is not None:
-            reach = max(8, len(self.row) // 64)
-            for step in (0, reach, 4 * reach):
-                below, above = max(near - step, low), min(near + step, len(self.row))
-                if self.cost(self.at_rank(below)) > self.limit:
-                    high = min(high, below)
-                    continue
-                low = below
-                if self._is_close(self.cost(self.at_rank(low)), close):
-                    return low
-                if self.cost(self.at_rank(above)) > self.limit:
-                    high = min(high, above)
-                    break
-                low = above
-        while high - low > within:
+        while high - low > 1:
             middle = (low + high) // 2
             cost = self.cost(self.at_rank(middle))
             if cost <= self.limit:

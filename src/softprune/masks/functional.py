@@ -65,25 +65,28 @@ def drop_probability(dead: Tensor, config: MaskConfig) -> Tensor:
     return torch.sigmoid(config.k * (dead - config.c))
 
 
-def relaxed_sample(dead: Tensor, noise: Tensor, config: MaskConfig, shift: Tensor | None = None) -> Tensor:
+def relaxed_sample(dead: Tensor, noise: Tensor, config: MaskConfig, drop: Tensor | None = None) -> Tensor:
     """n, equation 7: a relaxed Bernoulli sample in (0, 1), near 1 where the channel is on.
 
     The paper's two-way Gumbel-softmax over (1 - q, q). The difference of two Gumbel variables is logistic and
     ``log((1 - q) / q) = -k (Phi - c)``, so no logarithm of a vanishing probability is needed. ``noise`` is
-    logistic: ``log u - log(1 - u)``. ``shift`` is added to the log-odds of being dropped.
+    logistic: ``log u - log(1 - u)``. ``drop`` has the log-odds of a budget: a channel at -inf is on, and of the others
+    the larger log-odds count, those of the budget or the channel's own.
     """
     dropped = config.k * (dead - config.c)
-    return torch.sigmoid((noise - (dropped if shift is None else dropped + shift)) / config.tau)
+    if drop is not None:
+        dropped = torch.where(drop == -torch.inf, drop, torch.maximum(drop, dropped))
+    return torch.sigmoid((noise - dropped) / config.tau)
 
 
-def hard_mask(dead: Tensor, config: MaskConfig, shift: Tensor | None = None) -> Tensor:
+def hard_mask(dead: Tensor, config: MaskConfig) -> Tensor:
     """m, equation 3 (eq:mask), as booleans, True where the channel is kept: pruned if Phi > c.
 
     A tie is kept as in the authors' code (the paper prunes it). For ReLU, pruned means
     ``beta + z_c |gamma| < delta`` with ``z_c`` the normal quantile of c. A channel whose parameters are NaN
-    is kept, and seen. With ``shift``, pruned if ``k (Phi - c) + shift > 0``.
+    is kept, and seen.
     """
-    return ~(dead > config.c) if shift is None else ~(config.k * (dead - config.c) + shift > 0)
+    return ~(dead > config.c)
 
 
 def sparsity_terms(beta: Tensor, gamma: Tensor, config: MaskConfig, activation: str = "relu") -> Tensor:

@@ -7,11 +7,14 @@ than the BatchNorms themselves; over the channels of all sites in one row they a
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from softprune.errors import ModelError
 from softprune.graph import check_is_module
@@ -28,6 +31,9 @@ from softprune.masks.functional import (
 )
 from softprune.masks.layout import Layout, keep_common, padded
 from softprune.rng import Clock, channel_words, in_backward, logistic_noise
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+"""Arguments of a forward pass."""
 
 
 class HookOwner:
@@ -107,7 +113,7 @@ class Masks(HookOwner):
     def finish(self) -> None:
         """End a forward pass."""
 
-    def begin_forward(self, module: nn.Module, args: Any) -> None:
+    def begin_forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Begin a forward pass of the model: the hook before it."""
         if in_backward():
             return
@@ -119,10 +125,14 @@ class Masks(HookOwner):
                     "loss.backward() or torch.autograd.grad, or call the network in eval mode."
                 )
             self.count_forward()
+            self.note_inputs(args, kwargs)
         self.prepare(module.training)
 
     def count_forward(self) -> None:
         self.clock.begin_forward()
+
+    def note_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Remember the inputs of a training forward, where a budget needs them."""
 
     def end_forward(self, module: nn.Module, args: Any, output: Any) -> None:
         """End a forward pass of the model: the hook after it."""
@@ -156,7 +166,7 @@ class Masks(HookOwner):
         made = copy.copy(self)
         memo[id(self)] = made
         for name, value in vars(self).items():
-            if name not in self.shared:
+            if name not in (*self.shared, "inputs"):
                 setattr(made, name, copy.deepcopy(value, memo))
         made._is_copy = True
         return made
@@ -215,15 +225,10 @@ class SoftMasks(Masks):
     `coupled`, which have the same floor, only channels that all of them keep are left.
     """
 
-    shared = ("allowed", "in_force", "weight", "logit_shift")
-    allowed: Tensor | None
-    """Channels that a budget allows while its decision is in force; all others are off, in training too."""
-    in_force: Tensor | None
-    """Whether `allowed` is in force; a scalar."""
-    weight: Tensor | None
-    """Factor of each channel's sparsity loss; None for 1. A negative one pushes a channel back."""
-    logit_shift: Tensor | None
-    """Added to the log-odds that each channel is dropped; None for 0."""
+    shared = ("drop",)
+    drop: Tensor | None
+    """The log-odds that a budget drops each channel: -inf for those that stay, inf for those that are off. None without
+    a budget, when each channel's own shift and scale decide."""
 
     def __init__(
         self,
@@ -246,15 +251,48 @@ class SoftMasks(Masks):
         self.floors = torch.tensor([floors.get(site.name, 0) for site in self.layout.sites], device=self.device)
         self._fills = round_to > 1 or any(floors.values())
         self._common = [(tuple(group), floors.get(group[0], 0)) for group in coupled if floors.get(group[0], 0)]
-        self.allowed = self.in_force = self.weight = self.logit_shift = None
+        self.drop = None
+        self.inputs: deque[Call] = deque()
+        """Of the last training forwards, for a budget."""
+        self._samples = 0
+        self._trial: Tensor | None = None
         self._rows: tuple[Tensor, Tensor] | None = None
         self._in_graph = self._drawn_ahead = False
 
-    def limit(self) -> None:
-        """Make `allowed`, `in_force` and `weight`, with which a budget decides: all channels are allowed."""
-        self.allowed = torch.ones(self.layout.channels, dtype=torch.bool, device=self.device)
-        self.in_force = torch.zeros((), dtype=torch.bool, device=self.device)
-        self.weight = torch.ones(self.layout.channels, device=self.device)
+    def record(self, samples: int) -> None:
+        """Keep the inputs of the last training forwards, until they hold so many samples; 0 keeps none.
+
+        The masks are a budget's from here on: `drop` decides.
+        """
+        if self.drop is None:
+            self.drop = torch.full((self.layout.channels,), -torch.inf, device=self.device)
+        self._samples, self.inputs = samples, self.inputs if samples else deque()
+
+    def note_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Remember the inputs of a training forward, if they are recorded. Loops that compile the forward call this."""
+        if not self._samples or self._is_copy or torch.compiler.is_compiling():
+            return
+        self.inputs.append((args, kwargs))
+        while len(self.inputs) > 1 and sum(_samples(call) for call in [*self.inputs][1:]) >= self._samples:
+            self.inputs.popleft()
+
+    def inputs_to_save(self) -> list[Call]:
+        """Return the inputs of past steps that the next step does not replace."""
+        replaced = len(self.inputs) == 1 and _samples(self.inputs[0]) >= self._samples
+        return [] if replaced else [*self.inputs]
+
+    def restore_inputs(self, inputs: list[Call]) -> None:
+        move = {"device": self.device}
+        self.inputs = deque(tree_map_only(Tensor, lambda tensor: tensor.to(**move), call) for call in inputs)
+
+    @contextmanager
+    def trial(self) -> Iterator[Tensor]:
+        """Evaluate with other masks for a while: those that are written into the row that this yields."""
+        self._trial = self.hard().clone()
+        try:
+            yield self._trial
+        finally:
+            self._trial = None
 
     def to(self, device: torch.device) -> None:
         super().to(device)
@@ -305,29 +343,23 @@ class SoftMasks(Masks):
 
     @torch.no_grad()
     def dead(self, network: nn.Module | None = None) -> Tensor:
-        return ~hard_mask(self.dead_probability(*self.parameters(network), network), self.config, self._shift())
+        return ~hard_mask(self.dead_probability(*self.parameters(network), network), self.config)
 
     @torch.no_grad()
     def hard(self, network: nn.Module | None = None) -> Tensor:
-        keep = self._among_allowed(~self.dead(network), False)
+        if self._trial is not None:
+            return self._trial
+        if self.drop is not None:
+            return self.drop.to(self.device) < 0
+        keep = ~self.dead(network)
         if not self._fills:
             return keep
-        chances = self._among_allowed(self.alive(network), -1.0)  # what is not allowed comes last
+        chances = self.alive(network)
         for group, floor in self._common:
             common = keep_common([chances[self.slices[name]] for name in group], floor)
             for name in group:
                 keep[self.slices[name]] |= common
         return self.layout.fill_up(keep, chances, self.round_to, self.floors)
-
-    def _shift(self) -> Tensor | None:
-        return None if self.logit_shift is None else self.logit_shift.to(self.device)
-
-    def _among_allowed(self, value: Tensor, otherwise: float) -> Tensor:
-        """Return `value`, with `otherwise` in channels that a decision in force does not allow."""
-        if self.allowed is None or self.in_force is None:
-            return value
-        off = (self.in_force & ~self.allowed).to(self.device)
-        return torch.where(off, otherwise, value).to(value.dtype)
 
     # --- training ----------------------------------------------------------------------------------------------
 
@@ -335,19 +367,18 @@ class SoftMasks(Masks):
         """Draw a mask of every channel, folded into the affines of all BatchNorms."""
         dead = self.dead_probability(beta, gamma)
         noise = logistic_noise(self.clock, self.words, dead.dtype)
-        n = self._among_allowed(relaxed_sample(dead, noise, self.config, self._shift()), 0.0)
+        n = relaxed_sample(dead, noise, self.config, None if self.drop is None else self.drop.to(self.device))
         if self.layout.expand is not None:
             n = n[self.layout.expand[0]]
         return fold(n, gamma[: len(n)], beta[: len(n)])
 
     def terms(self, beta: Tensor, gamma: Tensor) -> Tensor:
-        """Return the sparsity loss of every point, times the weight of its channel."""
+        """Return the sparsity loss of every point."""
         terms = self._by_segment(lambda *each: sparsity_terms(*each[:4]), beta, gamma)
-        if self.weight is None and self.layout.owner is None:
+        if self.layout.owner is None:
             return terms
-        weight = terms.new_ones(self.layout.channels) if self.weight is None else self.weight.to(self.device)
         # A stream that enters a site has masks of its own, whose loss is counted there.
-        return terms * (weight if self.layout.owner is None else padded(weight)[self.layout.owner[0]])
+        return terms * padded(terms.new_ones(self.layout.channels))[self.layout.owner[0]]
 
     def channel_terms(self) -> Tensor:
         """Return the sparsity loss of every channel, for losses that pick their channels."""
@@ -372,11 +403,12 @@ class SoftMasks(Masks):
 
     # --- forward passes ----------------------------------------------------------------------------------------
 
-    def begin_forward(self, module: nn.Module, args: Any) -> None:
+    def begin_forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if module.training and self._drawn_ahead and not in_backward():
             self._drawn_ahead = False
+            self.note_inputs(args, kwargs)
             return
-        super().begin_forward(module, args)
+        super().begin_forward(module, args, kwargs)
 
     def prepare(self, training: bool) -> None:
         self._in_graph = False
@@ -437,7 +469,12 @@ class SoftMasks(Masks):
 
     def __getstate__(self) -> dict[str, Any]:
         # What a forward in progress has drawn belongs to its graph alone.
-        return {**self.__dict__, "_rows": None}
+        return {**self.__dict__, "_rows": None, "inputs": deque()}
+
+
+def _samples(call: Call) -> int:
+    tensors = (each for each in (*call[0], *call[1].values()) if isinstance(each, Tensor) and each.dim())
+    return next((len(each) for each in tensors), 1)
 
 
 Chain = Callable[[SoftMasks, Tensor, Tensor], Folded]
@@ -451,7 +488,7 @@ def _owner(network: nn.Module, parameter: str) -> nn.Module:
 
 def hook_root_(model: nn.Module, masks: Masks) -> None:
     """Let `model` count its forward passes, and prepare their masks, in place."""
-    model.register_forward_pre_hook(masks.begin_forward)
+    model.register_forward_pre_hook(masks.begin_forward, with_kwargs=True)
     model.register_forward_hook(masks.end_forward)
 
 

@@ -11,6 +11,7 @@ from softprune.methods.ranking import L1Pruner as L1Pruner
 from softprune.methods.ranking import RandomPruner as RandomPruner
 from softprune.methods.ranking import RankingPruner as RankingPruner
 from softprune.methods.ranking import SlimmingPruner as SlimmingPruner
+from softprune.methods.ranking import TaylorPruner as TaylorPruner
 from softprune.methods.scp import SoftPruner as SoftPruner
 from softprune.methods.scp import TargetSoftPruner as TargetSoftPruner
 from softprune.methods.scratch import ScratchPruner as ScratchPruner
@@ -30,6 +31,7 @@ REGISTRY: dict[str, type[Pruner]] = {
         SssPruner,
         VariationalPruner,
         L1Pruner,
+        TaylorPruner,
         RandomPruner,
         ScratchPruner,
     )

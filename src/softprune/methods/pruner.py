@@ -35,6 +35,9 @@ from softprune.target import Target
 
 logger = get_logger(__name__)
 
+NARROW = 0.05
+"""The share of a site's channels below which a network whose every path passes the site is said to collapse."""
+
 GraphReader = Callable[..., ChannelGraph]
 """`softprune.cut.selection.read_graph` for the model, its example and the user's choice of sites."""
 
@@ -209,6 +212,15 @@ class Pruner(HookOwner):
         `updates_on_step` to False and calls this method after every step.
         """
 
+    def measures_at(self, step: int) -> bool:
+        """Whether :meth:`update_strength` needs the inputs of the last step when `step` steps are done."""
+        return False
+
+    def note_inputs(self, *args: Any, **kwargs: Any) -> None:
+        """Take the inputs of the last training forward, in a loop that compiles the forward; others are noticed."""
+        if isinstance(self.site_masks, SoftMasks):
+            self.site_masks.note_inputs(args, kwargs)
+
     def end_epoch(self, epoch: int) -> None:
         """Call after every epoch; most methods do nothing there."""
 
@@ -241,6 +253,11 @@ class Pruner(HookOwner):
         group = next((group for group in self.coupled if site.name in group), (site.name,))
         return min(max(self.min_channels, int(any(name in self.required for name in group))), site.width)
 
+    def narrow(self, masks: Mapping[str, Tensor]) -> dict[str, int]:
+        """Return how many channels the sites keep that every path passes, where it is less than `NARROW`."""
+        kept = {name: int(masks[name].sum()) for name in self.required}
+        return {name: count for name, count in kept.items() if count < NARROW * len(masks[name])}
+
     @property
     def floors(self) -> dict[str, int]:
         """The floor of every site."""
@@ -271,7 +288,7 @@ class Pruner(HookOwner):
         check_strength(value)
         if isinstance(self._limit, Budget):
             raise ConfigError(
-                "a target adjusts the strength itself. "
+                "with a target there is no sparsity loss whose strength could be set. "
                 f"Got strength = {float(value):g}; set it for a pruner without a target only."
             )
         self._set_strength(value)
@@ -521,6 +538,14 @@ class Pruner(HookOwner):
         plan, network, masks = self._plan_cut(model, round_to, gathers)
         compact, self.certificate = cut_and_verify(plan, network, masks, self.example)
         logger.info("%s", self.certificate)
+        for name, count in self.narrow(masks).items():
+            logger.warning(
+                "softprune: '%s' keeps %d of %d channels, and every path to an output passes it: the network may have "
+                "lost what it knew. Set `min_channels`, exclude the site, lower the strength or relax the target",
+                name,
+                count,
+                len(masks[name]),
+            )
         if plan.macs == 0:
             logger.warning(
                 "softprune: every path to an output is dead and the network is a constant; %s",

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal, Unpack, get_args
 import torch
 from torch import Tensor, nn
 
-from softprune.budget import Limit, TableLike
+from softprune.budget import FirstOrder, Limit, TableLike
 from softprune.errors import ConfigError, check_choice, few_of, is_number
 from softprune.graph import ChannelGraph, ExampleLike
 from softprune.graph.modules import by_filter
@@ -18,6 +18,7 @@ from softprune.target import TargetLike
 
 Ratio = float | Mapping[str, float]
 """The share of channels to remove: one for all sites, or by glob on their names (sites without one stay whole)."""
+Scope = Literal["global", "layer"]
 CountRule = Literal["scp", "pytorch", "torch"]
 """How a ratio becomes a number of channels; see :func:`dropped_count`."""
 
@@ -237,6 +238,57 @@ class L1Pruner(FilterPruner):
     def drop_count(self, name: str, width: int) -> int:
         # The authors keep int(width (1 - ratio)).
         return width - int(width * (1 - self.ratios[name]))
+
+
+class TaylorPruner(RankingPruner):
+    """First-order Taylor pruning (Molchanov et al., CVPR 2019) of a model.
+
+    While the network trains, or is only fine-tuned for an epoch at a small learning rate, the squared first-order
+    change of the loss without each channel is summed up; :meth:`decide` then drops the channels with the smallest sums,
+    once. Meant to be fine-tuned.
+
+    Args:
+        model: Any network with BatchNorms that an activation follows; masked in place.
+        example: What the model is called with: a tensor, a tuple of arguments, or (args, kwargs).
+        scope: With a `target`, "global" compares channels over the whole network, and "layer" removes the same share
+            of every site.
+        ratio: The share of channels to remove at every site, or shares by glob on their names; 0.5 by default.
+        options: `target` and those of every method; see :class:`RankingPruner`.
+    """
+
+    name = "taylor"
+    description = "removes the channels of smallest first-order importance, once; to be fine-tuned"
+    settings = ("ratios", "scope")
+
+    def __init__(
+        self,
+        model: nn.Module,
+        example: ExampleLike,
+        *,
+        scope: Scope = "global",
+        ratio: Ratio | None = None,
+        **options: Unpack[TargetOptions],
+    ) -> None:
+        check_choice("`scope`", scope, get_args(Scope))
+        self.scope = scope
+        super().__init__(model, example, ratio=ratio, **options)
+        self.importance = FirstOrder(self.site_masks)
+
+    def before_step(self) -> None:
+        self.importance.add_()
+
+    def scores(self, network: nn.Module) -> dict[str, Tensor]:
+        return self.importance.scores()
+
+    def comparable(self, scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return dict(scores) if self.scope == "global" else super().comparable(scores)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "importance": self.importance.row.to("cpu", copy=True)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.importance.row.copy_(state["importance"])
 
 
 class RandomPruner(RankingPruner):

@@ -1,15 +1,14 @@
 """Soft Channel Pruning (SCP): masks from each BatchNorm's own shift and scale, learned with the weights."""
 
-import math
 import sys
 from collections.abc import Iterable
 from dataclasses import asdict
-from typing import Any, ClassVar, Unpack
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 
-from softprune.budget import Budget, CostWeights, Macs, TableLike
+from softprune.budget import Budget, TableLike
 from softprune.cut.selection import check_kinds
 from softprune.errors import CheckpointError, ConfigError
 from softprune.graph import ChannelGraph, ExampleLike
@@ -19,11 +18,9 @@ from softprune.masks import MaskConfig, SoftMasks
 from softprune.methods.options import PrunerOptions, check_has_target, check_state, check_values
 from softprune.methods.pruner import GraphReader, Pruner
 from softprune.methods.ranking import check_ratio
-from softprune.target import FINAL_AT, TargetLike
+from softprune.target import TargetLike
 
 logger = get_logger(__name__)
-
-_KEYS = {"budget": "a target", "cost_weights": "cost_weighting"}
 
 
 class SoftPruner(Pruner):
@@ -35,16 +32,14 @@ class SoftPruner(Pruner):
         strength: The paper's lambda, the weight of the sparsity loss (1e-4 for VGG on CIFAR-10, the default).
         target: Instead of a strength, a budget: ``{"macs": 0.5}`` keeps at most half of the MACs. The quantity is one
             of macs, flops (two per MAC), params, channels and latency; the amount is a share, "50%" or the figure
-            itself. The strength is then adjusted during training; :attr:`status` shows it.
+            itself. What the outputs miss least, for what it costs, is then chosen and fades out; :attr:`status` shows
+            how far that is.
         total_steps: Optimizer steps of the whole training, which a target needs.
-        final_at: The share of the training after which the cut is final, at the latest. Give less, such as 0.3, when
-            trained weights are pruned in few epochs: the compact network then has longer to recover.
+        final_at: The share of the training after which the cut of a target is final; by default 0.3 for a network that
+            comes trained and 0.6 for an untrained one.
         latency_batch: Samples per call at which a latency target is measured; the example's by default.
         latency_table: For a latency target of another machine, what :func:`softprune.budget.latency_table` measured
             there: the table, or the path of its file.
-        cost_weighting: Exponent ``a`` of the cost in the sparsity loss: the strength of each channel is proportional to
-            (what its removal frees) ** a, with mean 1. What is freed is the target's quantity, or MACs without one.
-            0 is the paper's loss. Larger values prune costly layers more; 0.5 is a good start.
         masks: The constants of the masks; the defaults are the authors'.
         site_kinds: Kinds of sites beside BatchNorms that an activation reads: "sum" (BatchNorms that are added and then
             activated share a mask; the default), "linear" (BatchNorms without an activation), "stream" (all BatchNorms
@@ -57,7 +52,6 @@ class SoftPruner(Pruner):
     continues = True
     penalised = True
     shifts_decide = True
-    settings: ClassVar[tuple[str, ...]] = ("cost_weighting",)
     site_masks: SoftMasks
 
     def __init__(
@@ -68,17 +62,16 @@ class SoftPruner(Pruner):
         strength: float | None = None,
         target: TargetLike | None = None,
         total_steps: int | None = None,
-        final_at: float = FINAL_AT,
+        final_at: float | None = None,
         latency_batch: int | None = None,
         latency_table: TableLike | None = None,
-        cost_weighting: float = 0.0,
         masks: MaskConfig | None = None,
         site_kinds: Iterable[str] = DEFAULT_KINDS,
         **options: Unpack[PrunerOptions],
     ) -> None:
         if target is not None and strength is not None:
             raise ConfigError(
-                "`strength` and `target` exclude each other: a target adjusts the strength itself. "
+                "`strength` and `target` exclude each other: a target chooses the channels itself. "
                 f"Got strength = {strength!r} and target = {target!r}; give one of them."
             )
         check_has_target(target, total_steps=total_steps, latency_batch=latency_batch, latency_table=latency_table)
@@ -89,45 +82,24 @@ class SoftPruner(Pruner):
             )
         self.mask_config = masks or MaskConfig()
         self.site_kinds = check_kinds(site_kinds)
+        self._steps_until_update = 0
         super().__init__(model, example, strength=1e-4 if strength is None else strength, **options)
         self.budget: Budget | None = None
-        self._cost_weights: CostWeights | None = None
-        self._steps_until_update = 0
         try:
             if target is not None:
-                self.budget = Budget(
+                self._limit = self.budget = Budget(
                     target,
                     total_steps,
                     self._prunable(),
+                    self.site_masks,
                     final_at=final_at,
                     batch=latency_batch,
                     table=latency_table,
-                    cost_weighting=cost_weighting,
                 )
-                self._limit = self.budget
-                self._set_strength(self.budget.controller.strength)
-            elif cost_weighting != 0:
-                self._weigh_costs(cost_weighting)
+                self._set_strength(0.0)
         except BaseException:
             self.detach()
             raise
-        self.cost_weighting = float(cost_weighting)
-
-    def _weigh_costs(self, exponent: float) -> None:
-        self._cost_weights = CostWeights(
-            exponent, Macs(self._prunable()), {site.name: site.width for site in self.sites}
-        )
-        self.site_masks.weight = torch.ones(self.site_masks.layout.channels, device=self.site_masks.device)
-        self._refresh_cost_weights()
-
-    def _refresh_cost_weights(self) -> None:
-        if self._cost_weights is not None and self.site_masks.weight is not None:
-            self._cost_weights.refresh(self.model, {name: mask.cpu() for name, mask in self.masks().items()})
-            for name, factor in self._cost_weights.factors.items():
-                self.site_masks.weight[self.site_masks.slices[name]] = factor
-
-    def end_epoch(self, epoch: int) -> None:
-        self._refresh_cost_weights()
 
     def _read(self, read: GraphReader) -> ChannelGraph:
         return read(kinds=self.site_kinds)
@@ -143,19 +115,30 @@ class SoftPruner(Pruner):
             coupled=self.coupled,
         )
 
-    def _extra_loss(self) -> Tensor:
+    def _extra_loss(self) -> Tensor | None:
         """Return lambda L_sparse, equation 16 of the paper; `masks.functional.sparsity_loss` has the formula."""
+        if self.budget is not None:
+            return None
         return self.strength * self.site_masks.loss()
 
     # --- a target ------------------------------------------------------------------------------------------------
 
+    def before_step(self) -> None:
+        if self.budget is not None:
+            self.budget.before_step()
+
+    def after_step(self) -> None:
+        if self.budget is not None:
+            self.budget.after_step()
+
+    def measures_at(self, step: int) -> bool:
+        return self.budget is not None and step in self.budget.rounds and not self.budget.is_decided
+
     def update_strength(self, step: int) -> None:
-        if self.budget is not None and step > 0 and self.budget.next_update(step - 1) == step:
+        if self.budget is not None and self.measures_at(step):
             self._check_unchanged()
-            strength = self.budget.update(step)
-            if not math.isfinite(strength):
-                check_values(self.model)  # raises: training has diverged
-            self._set_strength(strength)
+            check_values(self.model)  # raises: training has diverged
+            self.budget.update(step)
 
     def _step_done(self) -> None:
         if self.budget is None:
@@ -163,28 +146,27 @@ class SoftPruner(Pruner):
         self._steps_until_update -= 1
         if self._steps_until_update > 0:
             return
-        # Reading the clock waits for the device, hence only when an update may be due.
+        # Reading the clock waits for the device, hence only when something may be due.
         step, last = int(self.clock.step), self.budget.total_steps
         if step > last:
             logger.warning(
-                "softprune: training goes on after total_steps=%d: the cut was final after step %s and stays. Pass the "
+                "softprune: training goes on after total_steps=%d: the cut was final after step %d and stays. Pass the "
                 "optimizer steps of the whole training, such as epochs * len(loader)",
                 last,
-                self.budget.finalised_step,
+                self.budget.final_step,
             )
             self._steps_until_update = sys.maxsize
             return
         self.update_strength(step)
-        self._steps_until_update = (self.budget.next_update(step) or last + 1) - step
+        self._steps_until_update = min((due for due in self.budget.rounds if due > step), default=last + 1) - step
 
     def decide(self) -> dict[str, Tensor]:
         self._check_in_place()
         if self.budget is not None:
-            if self.budget.finalised_step is None and not self.budget.is_final:
+            if not self.budget.is_final:
                 logger.warning(
                     "softprune: the cut is decided at step %d of total_steps=%d, and the network has not trained with "
-                    "it: until here a larger one was evaluated. Train to the end; of several checkpoints choose one "
-                    "with pruner.status.margin >= 0",
+                    "it. Train to the end; of several checkpoints choose one with pruner.status.margin >= 0",
                     int(self.clock.step),
                     self.budget.total_steps,
                 )
@@ -195,36 +177,27 @@ class SoftPruner(Pruner):
         self, model: nn.Module | None = None, *, round_to: int | None = None, gathers: bool = True
     ) -> nn.Module:
         self._check_in_place()
-        if self.budget is not None:
-            if not gathers or round_to not in (None, self.round_to):
-                raise ConfigError(
-                    "a target is met by one cut, the one that it was counted with: with gathers, in multiples of "
-                    f"{self.round_to}. Got gathers={gathers!r}, round_to={round_to!r}; train with that "
-                    "`round_to` (`method.round_to` in a recipe), and for a cut without gathers with a strength instead "
-                    "of a target."
-                )
-            return self._compact_to_target(self.budget, model)
-        return super().compact(model, round_to=round_to, gathers=gathers)
-
-    def _compact_to_target(self, budget: Budget, model: nn.Module | None) -> nn.Module:
-        """Return a compact network that meets the target; before its time a trial, which changes nothing."""
-        if budget.finalised_step is None and not budget.is_final:
+        if self.budget is None:
+            return super().compact(model, round_to=round_to, gathers=gathers)
+        if not gathers or round_to not in (None, self.round_to):
+            raise ConfigError(
+                "a target is met by one cut, the one that it was counted with: with gathers, in multiples of "
+                f"{self.round_to}. Got gathers={gathers!r}, round_to={round_to!r}; train with that `round_to` "
+                "(`method.round_to` in a recipe), and for a cut without gathers with a strength instead of a target."
+            )
+        if not self.budget.is_final:
             logger.warning(
-                "softprune: this cut is a trial at step %d of total_steps=%d; the network trains with the final cut "
-                "from step %d on at the latest. If training ends here, call pruner.decide() first: until then the "
-                "masked network evaluates without it",
+                "softprune: this cut is a trial at step %d of total_steps=%d; the cut is final from step %d on. If "
+                "training ends here, call pruner.decide() first: until then the masked network evaluates without it",
                 int(self.clock.step),
-                budget.total_steps,
-                budget.latest,
+                self.budget.total_steps,
+                self.budget.final_step,
             )
         network = self._network_of(model)
-        with budget.tentative(of_a_copy=network is not self.model):
-            budget.finalise(network)
-            budget.copy_to(network)
-            compact = super().compact(model)
-            budget.measure.report(self.plan(model), compact, self.example)
-        if network is not self.model:
-            budget.copy_to(network)
+        with self.budget.tentative(of_a_copy=network is not self.model):
+            self.budget.finalise(network)
+            compact = super().compact(model, round_to=round_to, gathers=gathers)
+            self.budget.measure.report(self.plan(model), compact, self.example)
         return compact
 
     def _made_with(self) -> dict[str, Any]:
@@ -232,30 +205,22 @@ class SoftPruner(Pruner):
 
     def state_dict(self) -> dict[str, Any]:
         state = super().state_dict()
-        if self.budget is not None:
-            state["budget"] = self.budget.state_dict()
-        if self._cost_weights is not None:
-            state["cost_weights"] = self._cost_weights.state_dict()
-        return state
+        return state if self.budget is None else {**state, "budget": self.budget.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         check_state(state, {"masks"})
-        for key, own in (("budget", self.budget), ("cost_weights", self._cost_weights)):
-            if (key in state) != (own is not None):
-                raise CheckpointError(
-                    "a pruner's state must be of a pruner with the same target and cost_weighting. "
-                    f"Got one {'with' if key in state else 'without'} {_KEYS[key]}; make the pruner as that of the "
-                    "checkpoint was made."
-                )
+        if ("budget" in state) != (self.budget is not None):
+            raise CheckpointError(
+                "a pruner's state must be of a pruner with the same target. Got one "
+                f"{'with' if 'budget' in state else 'without'} a target; make the pruner as that of the checkpoint was "
+                "made."
+            )
         if self.budget is not None:
             self.budget.check_state(state["budget"])
         super().load_state_dict(state)
         if self.budget is not None:
             self.budget.load_state_dict(state["budget"])
             self._steps_until_update = 0
-        if self._cost_weights is not None:
-            self._cost_weights.load_state_dict(state["cost_weights"])
-            self._refresh_cost_weights()
 
 
 class TargetSoftPruner(SoftPruner):
@@ -280,7 +245,7 @@ class TargetSoftPruner(SoftPruner):
     name = "scp-target"
     description = "SCP that ends at a given share of channels, without a search for the strength"
     continues = False
-    settings = (*SoftPruner.settings, "ratio")
+    settings = ("ratio",)
 
     def __init__(
         self,

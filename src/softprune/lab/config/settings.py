@@ -39,6 +39,7 @@ TITLES = {
     "sss": "SSS",
     "variational": "Variational Pruning",
     "l1": "L1",
+    "taylor": "Taylor",
     "random": "Random",
     "scratch": "Same shape from scratch",
 }
@@ -327,7 +328,14 @@ class ScheduleConfig(Section, section="schedule"):
 class MethodConfig(Section, section="method"):
     """The pruning method."""
 
-    removed = {"strength_warmup_epochs": 0.0, "latency_batch": 1, "include": [], "min_channels": 0}
+    removed = {
+        "strength_warmup_epochs": 0.0,
+        "latency_batch": 1,
+        "include": [],
+        "min_channels": 0,
+        "cost_weighting": 0.0,
+        "final_at": 0.6,
+    }
 
     name: str = "scp"
     """A name from `softprune methods`, `dense` for a baseline without pruning, or `module:Class` for a pruner of your
@@ -337,12 +345,6 @@ class MethodConfig(Section, section="method"):
     target: dict[str, float | str] = Field(default_factory=dict)
     """Instead of a strength, a budget that the run meets: a quantity (docs/budgets.md lists them) with the share to
     keep (0.5 or "50%") or the figure itself, as in `target = {macs = 0.5}`. Empty for none."""
-    cost_weighting: Annotated[float, Ge(0), Le(1)] = 0.0
-    """Exponent a of the cost in the sparsity loss: the strength of a channel is proportional to (MACs that its
-    removal saves) to the power a, or to what the target measures. 0 gives all channels the same strength."""
-    final_at: Annotated[float, Gt(0), Lt(1)] = FINAL_AT
-    """Share of the training after which the cut of a target is final, at the latest. Give less when trained weights are
-    pruned in few epochs: the compact network then has longer to recover."""
     latency_table: str = ""
     """For a `latency` target of another machine, the file of what softprune.budget.latency_table measured there; it is
     used instead of a measurement."""
@@ -449,7 +451,8 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        epochs, compact_at, final_at = self.train.epochs, self.train.compact_at, self.method.final_at
+        epochs, compact_at, given = self.train.epochs, self.train.compact_at, self.method.options.get("final_at")
+        final_at = float(given) if isinstance(given, int | float) else FINAL_AT
         if compact_at and compact_at >= epochs:
             raise ConfigError(
                 f"train.compact_at must be an epoch before train.epochs = {epochs}, since the network is always cut at "
@@ -457,7 +460,7 @@ class RunConfig(Section):
             )
         if self.method.target and 0 < compact_at < final_at * epochs:
             raise ConfigError(
-                f"With method.target, train.compact_at must be at least method.final_at = {final_at:g} of train.epochs "
+                f"With method.target, train.compact_at must be at least final_at = {final_at:g} of train.epochs "
                 f"= {epochs}: the cut is final from there on. Got {compact_at}; use {math.ceil(final_at * epochs)}."
             )
         if self.distill.teacher and self.train.label_smoothing:

@@ -180,7 +180,7 @@ def make_pruner(
         given["latency_batch"] = 1
     unused = {"name", "options"}
     if not config.target:
-        unused |= {"total_steps", "final_at"}
+        unused.add("total_steps")
     elif "total_steps" in keywords:
         unused.add("strength")
     if not timed:

@@ -247,7 +247,9 @@ class TrainStep:
         for position in range(start, self.steps):
             self.batches.before_step()
             self._run()
-            self._next = position + 1
+            self._next, done = position + 1, number * self.steps + position + 1
+            if self.mode == "compile" and self.pruner is not None and self.pruner.measures_at(done):
+                self.pruner.note_inputs(self._last_images())
             if self._next % _CHECK_EVERY == 0 or self._next == self.steps:
                 self.check()
             yield position
@@ -352,6 +354,12 @@ class TrainStep:
         self._epoch, self._next = state["epoch"], state["next"]
         if has_totals:
             self._totals.copy_(torch.tensor(state["totals"], dtype=torch.float64))
+
+    def _last_images(self) -> Tensor:
+        """Return the images of the last step once more, with the same augmentation."""
+        clock = Clock(self.batches.sampler.seed, self.device)
+        clock.step.copy_(self._clock.step - 1)
+        return self.batches.batch(*self.batches.rows(self._position - 1), clock)[0]
 
     # --- compiled and captured --------------------------------------------------------------------------------------
 
