@@ -13,7 +13,7 @@ import tomli_w
 
 from softprune.errors import ConfigError, first_few, nearest, show
 from softprune.io import read_bytes
-from softprune.lab.config.settings import BASELINE, PRUNING_SETTINGS, RunConfig, keys_of, unknown_key
+from softprune.lab.config.settings import BASELINE, PRUNING_SETTINGS, MethodConfig, RunConfig, keys_of, unknown_key
 
 DEFAULT_RECIPE = "digits"
 _LAST_SECTION = "records"
@@ -84,12 +84,20 @@ def resolve_recipe(path: Path, values: dict[str, Any], overrides: Iterable[tuple
 
 def _choose_strength_or_target(method: Any, given: Mapping[str, Any]) -> None:
     """A target controls the strength: whichever of the two is given replaces what the recipe has."""
-    if isinstance(method, dict) and given.get("target"):
+    if not isinstance(method, dict):
+        return
+    if given.get("target"):
         method["target"] = given["target"]
         if "strength" not in given:
             method.pop("strength", None)
-    elif isinstance(method, dict) and "strength" in given:
+    elif "strength" in given:
         method.pop("target", None)
+    # A run's resolved configuration has the default beside its target.
+    if method.get("target") and method.get("strength", MethodConfig().strength) != MethodConfig().strength:
+        raise ConfigError(
+            "method.strength and method.target exclude each other: a target controls the strength. Got strength = "
+            f"{show(method['strength'])} and target = {show(method['target'])}; give one of them."
+        )
 
 
 def _leave_out_pruning(values: Mapping[str, Any], given: Mapping[str, Any]) -> None:

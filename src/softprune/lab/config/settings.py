@@ -360,11 +360,6 @@ class MethodConfig(Section, section="method"):
     def _check(self) -> Self:
         if self.target:
             read_target(self.target)
-            if self.strength != type(self).model_fields["strength"].default:
-                raise ConfigError(
-                    "method.strength and method.target exclude each other: a target controls the strength. Got "
-                    f"strength = {show(self.strength)} and target = {show(self.target)}; give one of them."
-                )
         if self.latency_table and "latency" not in self.target:
             raise ConfigError(f"method.latency_table is for a target of latency. Got target = {show(self.target)}.")
         return self
