@@ -10,7 +10,7 @@ import torch
 
 from softprune.bench import Runtime
 from softprune.budget.latency import Grid, LatencyTable
-from softprune.errors import ConfigError
+from softprune.errors import ConfigError, SoftpruneError
 from softprune.lab.config.recipes import load_recipe
 from softprune.lab.config.settings import MethodConfig, RunConfig, TrainConfig
 from softprune.lab.runs.checkpoint import read_newest
@@ -145,3 +145,13 @@ def test_a_target_needs_a_method_that_can_pursue_it():
     with pytest.raises(ConfigError, match="can meet one: scp, slimming"):
         check_method(RunConfig(method=MethodConfig(name="sss", target={"macs": 0.5})))
     RunConfig(method=MethodConfig(target={"macs": 0.5}), train=TrainConfig(epochs=1))
+
+
+def test_a_training_that_loses_what_the_weights_knew_says_so(config, tmp_path, caplog):
+    start(config("method.name=dense", "train.epochs=2"), tmp_path / "dense", device="cpu")
+    pruning = config(f"model.weights={tmp_path / 'dense'}", "method.target.macs=0.5", "optimizer.lr=20.0")
+    try:
+        start(pruning, tmp_path / "run", device="cpu")
+    except SoftpruneError as error:
+        assert "finite" in str(error)
+    assert "the given weights had" in caplog.text

@@ -436,6 +436,7 @@ class Trainer:
         self.total_epochs = config.train.epochs + config.finetune.epochs
         self._last_kept: tuple[dict[str, Tensor], Totals] | None = None
         self._saved_at = time.monotonic()
+        self._warned_of_loss = False
         with restoring():
             self.history = at = History() if state is None else History.model_validate(state["history"])
             set_random_state(start.random, world.device)
@@ -533,6 +534,7 @@ class Trainer:
             if number % self.config.records.eval_epochs == 0 or number in (self.config.train.epochs, self.total_epochs):
                 found = self.evaluator(self.stage.network)
                 tested = {"test_loss": found.loss, "test_top1": found.top1, "test_top5": found.top5}
+                self._warn_of_loss(found.top1)
             kept = self._kept()
             budget = None if pruner is None else pruner.status
         last_step = number * step.steps - 1
@@ -564,6 +566,19 @@ class Trainer:
                     self._writer.add_scalar(name, float(value), row.step)
             self._writer.flush()
         self.listener.on_epoch(row, _totals(self.dense_cost))
+
+    def _warn_of_loss(self, top1: float) -> None:
+        """Warn once if the network has lost more than half of the accuracy that it came with."""
+        before = self.history.given[0]
+        if before is not None and top1 < before / 2 and not self._warned_of_loss:
+            self._warned_of_loss = True
+            logger.warning(
+                "softprune: after epoch %d the accuracy is %.1f%%; the given weights had %.1f%%. If it does not come back: "
+                "lower optimizer.lr, train more epochs, or relax the target",
+                self.history.epoch + 1,
+                top1,
+                before,
+            )
 
     def _kept(self) -> Totals:
         """Return what a cut at this moment would leave.
