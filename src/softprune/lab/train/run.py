@@ -573,8 +573,8 @@ class Trainer:
         if before is not None and top1 < before / 2 and not self._warned_of_loss:
             self._warned_of_loss = True
             logger.warning(
-                "softprune: after epoch %d the accuracy is %.1f%%; the given weights had %.1f%%. If it does not come back: "
-                "lower optimizer.lr, train more epochs, or relax the target",
+                "softprune: after epoch %d the accuracy is %.1f%%; the given weights had %.1f%%. If it does not come "
+                "back: lower optimizer.lr, train more epochs, or relax the target",
                 self.history.epoch + 1,
                 top1,
                 before,
