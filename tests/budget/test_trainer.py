@@ -1,8 +1,8 @@
 """Targets through recipes and the trainer: met, resumed bit for bit, never fought by a schedule of the strength."""
 
 import json
-from contextlib import suppress
 import sys
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
