@@ -10,7 +10,7 @@ from softprune.lab.runs.folder import RunFolder
 
 PAGE = Path(__file__).parents[3] / "docs" / "own-method.md"
 OWN = ("--model", "tiny_networks:tiny")
-METHOD = ("--method", "my_methods:TaylorPruner")
+METHOD = ("--method", "my_methods:GradientPruner")
 
 
 @pytest.fixture
@@ -42,6 +42,6 @@ def test_its_options_are_those_of_the_class_and_its_base(written) -> None:
     train = ("train", "tiny.toml", *METHOD, "--dry-run")
     assert written(*train, "--set", "method.options.ratio=0.3").exit_code == 0
     wrong = written(*train, "--set", "method.options.dekay=0.3")
-    assert "options of my_methods:TaylorPruner: decay, ratio. Got 'dekay'. Did you mean 'decay'?" in " ".join(
+    assert "options of my_methods:GradientPruner: decay, ratio. Got 'dekay'. Did you mean 'decay'?" in " ".join(
         wrong.stderr.split()
     )
