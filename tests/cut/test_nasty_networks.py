@@ -129,12 +129,11 @@ FROZEN: dict[str, tuple[Callable[..., Tensor], str]] = {
     "uneven split": (lambda self, x: torch.cat(x.split([3, 5], 1), 1), "unequal pieces"),
     "literal slice": (lambda self, x: torch.cat([x[:, 4:], x[:, :4]], 1), "literal size"),
     "an index": (lambda self, x: x[:, [7, 6, 5, 4, 3, 2, 1, 0]], "index"),
-    "a mask as an index": (lambda self, x: x * x[:, :, x.new_ones(x.shape[2]) > 0].sum((2, 3), keepdim=True), "mask"),
     "channels summed by an index": (lambda self, x: x.index_add(1, torch.arange(8).flip(0), x), "index_add"),
-    "channel roll": (lambda self, x: x.roll(1, 1), "fixed positions"),
-    "unbind": (lambda self, x: torch.stack(x.unbind(1), 1), "fixed positions"),
-    "mean over channels": (lambda self, x: x - x.mean(1, keepdim=True), "runs across"),
-    "max over channels": (lambda self, x: x - x.amax(1, keepdim=True), "runs across"),
+    "channel roll": (lambda self, x: x.roll(1, 1), "hard-coded"),
+    "unbind": (lambda self, x: torch.stack(x.unbind(1), 1), "hard-coded"),
+    "mean over channels": (lambda self, x: x - x.mean(1, keepdim=True), "combines channels"),
+    "max over channels": (lambda self, x: x - x.amax(1, keepdim=True), "combines channels"),
     "softmax over channels": (lambda self, x: x.softmax(1), "softmax"),
     "group norm": (lambda self, x: F.group_norm(x, 2), "group_norm"),
     "layer norm": (lambda self, x: F.layer_norm(x, x.shape[1:]), "layer_norm"),
@@ -143,12 +142,12 @@ FROZEN: dict[str, tuple[Callable[..., Tensor], str]] = {
         "matmul",
     ),
     "einsum": (lambda self, x: torch.einsum("bchw,bdhw->bcd", x, x).mean(2)[..., None, None] * x, "bmm|einsum"),
-    "channel statistics": (lambda self, x: x / (x.std(1, keepdim=True) + 0.1), "runs across"),
+    "channel statistics": (lambda self, x: x / (x.std(1, keepdim=True) + 0.1), "combines channels"),
     "a constant per channel": (
         lambda self, x: x * torch.linspace(0.5, 1, 8).view(1, 8, 1, 1).to(x),
         "constant|literal|linspace",
     ),
-    "written into through a view": (lambda self, x: _overwrite(x), "overwrites|fixed positions"),
+    "written into through a view": (lambda self, x: _overwrite(x), "overwrites|hard-coded"),
 }
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from softprune.cut.analyses import floor_masks
+from softprune.cut.analyses import floor_masks, required_sites
 from softprune.cut.apply import cut_, plain_copy
 from softprune.cut.plan import make_plan
 from softprune.cut.verify import (
@@ -43,6 +43,8 @@ TOLERANCES = {torch.float32: 1e-4, torch.float64: 1e-8}
 """Relative to the largest output. A wrong cut differs by about the size of the outputs themselves."""
 NONDETERMINISTIC = {"cpu": 1e-6, "cuda": 1e-5}
 """The tolerance between two calls of one network, by device: a GPU may sum in another order."""
+FEW = 0.4
+"""The share of the channels that the second mask set of a trial keeps, anywhere."""
 NEAR_ZERO = 1e-2
 """Parameters below this everywhere are perturbed: what follows them would reach no output."""
 
@@ -113,7 +115,11 @@ class _Trial:
         generator = torch.Generator().manual_seed(0)
         # The further back, the more is dropped: a share of the width ends at another channel after the cut.
         masks = {s.name: torch.rand(s.width, generator=generator) < torch.linspace(1, 0, s.width) for s in graph.sites}
-        self._mask_sets = [masks, floor_masks(graph)]
+        # Of pieces that must stay equally wide one may be whole there, so that the cut changes no width.
+        few = {s.name: torch.rand(s.width, generator=generator) < FEW for s in graph.sites}
+        required = required_sites(graph)
+        few = {name: mask if mask.any() or name not in required else ~mask for name, mask in few.items()}
+        self._mask_sets = [masks, few, floor_masks(graph)]
         self._copy = plain_copy(model, lambda copy: _perturb_(copy.eval(), generator))
         masks = graph.member_masks(masks)
         outputs, foreign = self._accepted(graph.example, masks, model)

@@ -376,6 +376,10 @@ class Pruner(HookOwner):
             )
         if self.shifts_decide:
             self._warn_of_decay(optimizer)
+        for hooks in (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks):
+            # Those of a pruner whose network the optimizer has left would keep that network in memory.
+            for key in [key for key, hook in hooks.items() if getattr(hook, "has_left", bool)()]:
+                del hooks[key]
         self._optimizer = optimizer
         self._handles = [
             optimizer.register_step_pre_hook(self._on_step(self._before_step)),
@@ -399,13 +403,17 @@ class Pruner(HookOwner):
             )
 
     def _on_step(self, work: Callable[..., Any]) -> Callable[[Optimizer, Any, Any], Any]:
+        def has_left() -> bool:
+            # softprune.remap_optimizer moves an optimizer to another network.
+            trained, optimizer = next(iter(self.norms.values())).bias, self._optimizer
+            groups = [] if optimizer is None else optimizer.param_groups
+            return not any(each is trained for group in groups for each in group["params"])
+
         @torch.compiler.disable  # in a compiled step, Dynamo would trace what runs on the host, for minutes
         def hook(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
-            # softprune.remap_optimizer moves an optimizer to another network.
-            trained = next(iter(self.norms.values())).bias
-            if any(each is trained for group in optimizer.param_groups for each in group["params"]):
-                return work(optimizer, args, kwargs)
+            return None if has_left() else work(optimizer, args, kwargs)
 
+        hook.has_left = has_left
         return hook
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:

@@ -23,7 +23,9 @@ def test_train_shows_a_bar_with_its_figures_and_ends_with_the_table(tmp_path: Pa
     lines = lines_of(written)
     assert max(map(len, lines)) <= 80, max(lines, key=len)
     bars = [line for line in lines if "━" in line]
-    assert any(re.search(r"epoch \d/4 .*loss [\d.]+  top-1 [\d.]+%.*\d:\d\d", line) for line in bars), bars[-3:]
+    assert any(
+        re.search(r"epoch \d/4 .*loss [\d.]+  (penalty -?[\d.]+  )?top-1 [\d.]+%.*\d:\d\d", line) for line in bars
+    ), bars[-3:]
     assert any(line.startswith("Report: run/report.html") for line in lines)
     assert any(line.split()[:1] == ["compact"] for line in lines)
     assert not any("━" in line for line in screens_of(written)[-1])  # the bar is gone

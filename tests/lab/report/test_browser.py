@@ -80,7 +80,7 @@ def test_curves_stretch_and_their_text_does_not(chromium: Any, report: tuple[Pat
 def test_tables_sort_by_any_column(chromium: Any, report: tuple[Path, dict[str, Any]]) -> None:
     page, record = report
     chromium.open(page)
-    kept = "[...document.querySelectorAll('#widths tbody tr')].map((row) => Number(row.cells[2].dataset.value))"
+    kept = "[...document.querySelectorAll('#widths tbody tr')].map((row) => Number(row.cells[3].dataset.value))"
     press = "[...document.querySelectorAll('#widths thead button')].find((b) => b.textContent === 'After').click()"
     before = [site["kept"] for site in record["sites"]]
     assert chromium.evaluate(kept) == before

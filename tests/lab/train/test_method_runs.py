@@ -68,12 +68,12 @@ def test_the_plan_of_a_stopped_run_may_be_moved_but_not_changed(tiny: Tiny, tmp_
     config = tiny("method.name=scratch", f"method.options.plan={tmp_path / 'plan'}", "train.epochs=1")
     assert start(config, tmp_path / "run", time_limit=0).stopped
     (tmp_path / "plan").rename(tmp_path / "moved")
-    with pytest.raises(ConfigError, match=r"plan: .* does not exist\. If .* change method\.options\.plan in its"):
+    with pytest.raises(ConfigError, match="`plan` must be"):
         resume(tmp_path / "run")
     path = tmp_path / "run" / "config.toml"
     text = path.read_text()
     path.write_text(text.replace(str(tmp_path / "plan"), str(tmp_path / "other")))
-    with pytest.raises(CheckpointError, match="Got a plan that keeps other channels"):
+    with pytest.raises(CheckpointError, match="keeps other channels"):
         resume(tmp_path / "run")
     path.write_text(text.replace(str(tmp_path / "plan"), str(tmp_path / "moved")))
     assert resume(tmp_path / "run").result is not None

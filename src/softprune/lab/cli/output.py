@@ -138,8 +138,8 @@ class _Progress(Listener):
         if self._bar is not None and self._task is not None and row.number < self._epochs:
             self._bar.update(self._task, facts="  ".join(facts))
         else:
-            place = [f"epoch {row.number}/{self._epochs}", f"lr {row.lr:.2g}"]
-            self.on_phase("  ".join([*place, *facts, f"{row.images_per_second:,.0f} img/s"]))
+            place = f"epoch {row.number}/{self._epochs}"
+            self.on_phase("  ".join([place, *facts, f"{row.images_per_second:,.0f} img/s"]))
 
     def _end_bar(self) -> None:
         if self._bar is not None and self._task is not None:

@@ -198,7 +198,8 @@ def read_config(path: Path) -> RunConfig:
         if _LAST_SECTION not in values:  # the defaults would stand for what is lost
             raise ConfigError(f"it must be complete, to its last section, [{_LAST_SECTION}].")
     except ConfigError as error:
+        what = str(error) if str(path) in str(error) else f"{path}: {error}"
         raise ConfigError(
-            f"{path}: {error} Restore the file as `softprune train` wrote it, or start a new run in another folder."
+            f"{what} Restore the file as `softprune train` wrote it, or start a new run in another folder."
         ) from error
     return config

@@ -37,7 +37,7 @@ class Card(NamedTuple):
     meter: Markup = Markup()
 
 
-class Section(NamedTuple):
+class Part(NamedTuple):
     """A part of a page; one without a body is left out."""
 
     name: str
@@ -201,7 +201,8 @@ def curves(
     for epoch in epochs:
         said = "\n".join(f"{label}: {text(values[epoch])}" for label, values in found if epoch in values)
         strip = '<rect x="{}%" width="{}%" height="100%" class="strip"><title>epoch {}\n{}</title></rect>'
-        strips.append(tag(strip, _num(x(epoch) - wide / 2), _num(wide), epoch, said))
+        left, right = max(x(epoch) - wide / 2, 0.0), min(x(epoch) + wide / 2, 100.0)
+        strips.append(tag(strip, _num(left), _num(right - left), epoch, said))
     return _plot(title, "epoch", lines, x, y, join([marks, _stretched(lines, x, y), *strips]), "plot")
 
 

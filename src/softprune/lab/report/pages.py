@@ -15,7 +15,7 @@ from softprune.errors import ConfigError, SoftpruneError
 from softprune.io import read_bytes
 from softprune.lab.config.recipes import flat_settings
 from softprune.lab.report import comparison, html, text
-from softprune.lab.report.html import Column, Section, Series, curves, join, table, tag
+from softprune.lab.report.html import Column, Part, Series, curves, join, table, tag
 from softprune.lab.runs.folder import Run, best_latencies, load_run
 from softprune.lab.runs.result import Epoch
 from softprune.target import read_target
@@ -95,7 +95,7 @@ def _cards(run: Run) -> Iterator[html.Card]:
             yield html.Card(title, text.percent(-removed), removed, below, meter)
 
 
-def _variants(run: Run) -> Section:
+def _variants(run: Run) -> Part:
     meanings = {
         "dense": "the network without masks",
         "masked": "removed channels multiplied by zero",
@@ -117,7 +117,7 @@ def _variants(run: Run) -> Section:
         where = run.environment.device if run.environment else "the device of the run"
         lead += f" Latency: one forward pass of {run.latency_batch} images on {where}."
     body = table("Dense, masked, compact", _known(columns, run.table), run.table) if run.table else Markup()
-    return Section("variants", "Dense, masked, compact", lead, body)
+    return Part("variants", "Dense, masked, compact", lead, body)
 
 
 def _known(columns: Sequence[Column], rows: Sequence[Any]) -> list[Column]:
@@ -129,7 +129,7 @@ def _line(run: Run, label: str, style: str, get: Callable[[Epoch], float | None]
     return Series(label, style, [(row.number, get(row)) for row in run.epochs])
 
 
-def _epochs(run: Run) -> Section:
+def _epochs(run: Run) -> Part:
     on, dense = run.evaluated_on, run.dense
     accuracies = [
         _line(run, f"{on} top-1", "s-test", lambda row: row.test_top1),
@@ -162,12 +162,12 @@ def _epochs(run: Run) -> Section:
         html.folded(f"All {len(run.epochs)} epochs", table("Epochs", _known(columns, run.epochs), run.epochs)),
     ]
     lead = "The accuracy of the network with its masks, and the share that they remove."
-    return Section("epochs", "Accuracy and pruning, epoch by epoch", lead, join(parts))
+    return Part("epochs", "Accuracy and pruning, epoch by epoch", lead, join(parts))
 
 
-def _target(run: Run) -> Section:
+def _target(run: Run) -> Part:
     if not run.config.method.target:
-        return Section("target", "The target", "", Markup())
+        return Part("target", "The target", "", Markup())
     target = read_target(run.config.method.target)
     dense, reached = getattr(run.dense, target.key, None), getattr(run.compact, target.key, None)
     share = f"{text.percent(100 * target.amount)} of the dense network"
@@ -184,10 +184,10 @@ def _target(run: Run) -> Section:
     strength = _line(run, "strength", "s-macs", lambda row: row.strength)
     margin = _line(run, "margin", "s-params", lambda row: None if row.margin is None else 100 * row.margin)
     charts = curves("sparsity strength", [strength], log=True), curves("margin to the target, %", [margin])
-    return Section("target", "The target", lead, join(charts))
+    return Part("target", "The target", lead, join(charts))
 
 
-def _loss(run: Run) -> Section:
+def _loss(run: Run) -> Part:
     losses = [
         _line(run, f"{run.evaluated_on} loss", "s-test", lambda row: row.test_loss),
         _line(run, "train loss", "s-train", lambda row: row.train_loss),
@@ -195,20 +195,20 @@ def _loss(run: Run) -> Section:
     ]
     rate = _line(run, "learning rate", "s-macs", lambda row: row.lr)
     charts = curves("loss", losses, from_zero=True), curves("learning rate", [rate], log=True)
-    return Section("training", "Loss and learning rate", "", join(charts))
+    return Part("training", "Loss and learning rate", "", join(charts))
 
 
-def _widths(run: Run) -> Section:
+def _widths(run: Run) -> Part:
     kept, width = (sum(getattr(site, name) for site in run.sites) for name in ("kept", "width"))
     lead = f"{len(run.sites)} masked layers had {text.count(width)} channels and keep {text.count(kept)}."
     rows = [(site.name, "", site.width, site.kept) for site in run.sites]
-    return Section("widths", "Width of every layer, before and after", lead, _bars("Channels per layer", rows))
+    return Part("widths", "Width of every layer, before and after", lead, _bars("Channels per layer", rows))
 
 
-def _modules(run: Run) -> Section:
+def _modules(run: Run) -> Part:
     lead = f"{text.short(run.dense.macs)} multiply-accumulates per forward pass became {text.short(run.compact.macs)}."
     rows = [(each.name, each.kind, each.macs_dense, each.macs_compact) for each in run.modules if each.macs_dense]
-    return Section("macs", "Where the MACs went", lead, _bars("MACs per module", rows))
+    return Part("macs", "Where the MACs went", lead, _bars("MACs per module", rows))
 
 
 def _bars(caption: str, rows: Sequence[tuple[str, str, int, int]]) -> Markup:
@@ -226,7 +226,7 @@ def _bars(caption: str, rows: Sequence[tuple[str, str, int, int]]) -> Markup:
     return table(caption, columns, rows)
 
 
-def _reproduce(run: Run) -> Section:
+def _reproduce(run: Run) -> Part:
     parts = [_command(run.command)] if run.command else []
     records: list[tuple[str, Any]] = [("Configuration", run.config)]
     if run.environment is not None:
@@ -235,7 +235,7 @@ def _reproduce(run: Run) -> Section:
     columns = [Column("", itemgetter(0), kind=""), Column("", lambda pair: text.setting(pair[1]), kind="")]
     for title, record in records:
         parts.append(html.folded(title, table(title, columns, flat_settings(record.model_dump(mode="json")))))
-    return Section("appendix", "Reproduce", f"The run folder is {run.path}.", join(parts))
+    return Part("appendix", "Reproduce", f"The run folder is {run.path}.", join(parts))
 
 
 def _command(command: str) -> Markup:
@@ -272,18 +272,18 @@ def render_comparison(run_dirs: Sequence[Path | str], out: Path | str) -> Path:
         },
         notes=notes,
         cards=[],
-        sections=[_summary(rows), Section("cost", "Accuracy against cost", _COST_LEAD, join(_scatters(rows)))],
+        sections=[_summary(rows), Part("cost", "Accuracy against cost", _COST_LEAD, join(_scatters(rows)))],
     )
 
 
-def _summary(rows: Sequence[comparison.Row]) -> Section:
+def _summary(rows: Sequence[comparison.Row]) -> Part:
     heads, cells = comparison.cells_of(rows)
     swatch = '<span class="swatch {}"></span> {}'
     names = [tag(swatch, html.style_of(index), row.label) for index, row in enumerate(rows)]
     lines = [(name, *line[4:]) for name, line in zip(names, cells, strict=True)]
     columns = [Column(head, itemgetter(at)) for at, head in enumerate(["Experiment", *heads[4:]])]
     body = [table("Experiments", columns, lines), tag('<p class="lead">{}</p>', comparison.EXPLANATION)]
-    return Section("table", "Mean and spread", "", join(body))
+    return Part("table", "Mean and spread", "", join(body))
 
 
 def _scatters(rows: Sequence[comparison.Row]) -> Iterator[Markup]:

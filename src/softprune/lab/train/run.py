@@ -184,8 +184,9 @@ def _train_all(
 ) -> Outcome:
     """Train the dense baseline, if the run has one, and then the run; resume either where there is a checkpoint."""
     if world.broadcast(folder.result.is_file()):
+        finished = folder.read_result()
         logger.info("%s is finished; nothing to do", folder.path)
-        return Outcome(folder=folder, result=folder.read_result(), stopped=None, is_writer=world.is_writer)
+        return Outcome(folder=folder, result=finished, stopped=None, is_writer=world.is_writer)
     with folder.lock() if world.is_writer else nullcontext():
         if world.is_writer:
             log.open(folder.log)
