@@ -16,8 +16,7 @@ import softprune
 from softprune.cut import apply_plan, make_plan
 from softprune.cut.selection import read_graph
 from softprune.errors import ModelError
-from softprune.graph.builder import GraphBuilder, Operator
-from softprune.graph.channels import Value
+from softprune.graph.builder import GraphBuilder, Operator, Value
 from softprune.graph.operators import OPERATORS
 
 
