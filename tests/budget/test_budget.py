@@ -434,9 +434,10 @@ def test_batchnorm_statistics_follow_a_short_training(caplog):
         sp.SoftPruner(model, EXAMPLE, target={"macs": 0.5}, total_steps=100)
     assert "momentum" in caplog.text
     assert 0.05 < model.stem[1].momentum <= 0.1
-    model.stem[1].momentum = 0.01
-    sp.SoftPruner(trained(Net()), EXAMPLE, target={"macs": 0.5}, total_steps=10**5)
-    assert model.stem[1].momentum == 0.01
+    long = trained(Net())
+    long.stem[1].momentum = 0.01
+    sp.SoftPruner(long, EXAMPLE, target={"macs": 0.5}, total_steps=10**5)
+    assert long.stem[1].momentum == 0.01
 
 
 def test_small_batches_are_measured_together_and_saved():

@@ -163,7 +163,12 @@ class Budget(Limit):
         cut = search.fit(close=NEAR_ENOUGH)
         masks = search.masks(cut.counts)
         if cut.cost > search.limit:
-            others = ((other, kept) for other, kept in self.smallest_cuts(network) if other.cost <= search.limit)
+            off = {name: score == -torch.inf for name, score in self.scores.items()}
+            others = (
+                (other, kept)
+                for other, kept in self.smallest_cuts(network)
+                if other.cost <= search.limit and not any(bool((kept[name] & off[name]).any()) for name in kept)
+            )
             cut, masks = next(others, (cut, masks))
         if cut.cost > search.limit and limit is None:
             raise ConfigError(

@@ -260,7 +260,7 @@ class SoftMasks(Masks):
         self._in_graph = self._drawn_ahead = False
 
     def record(self, samples: int) -> None:
-        """Keep the inputs of the last training forwards, until they hold so many samples; 0 keeps none.
+        """Keep the inputs of the last training forwards that together hold `samples` samples; 0 keeps none.
 
         The masks are a budget's from here on: `drop` decides.
         """
