@@ -26,7 +26,7 @@ from zoo_networks import Entry
 from zoo_row import examine, train
 
 import softprune
-from softprune.budget.search import CLOSE
+from softprune.budget.limit import CLOSE
 from softprune.errors import ConfigError
 from zoo import in_own_process, line
 

@@ -15,7 +15,7 @@ FINAL_AT = 0.6
 
 @dataclass(frozen=True)
 class Quantity:
-    """Something that a target can limit. `softprune.budget.measures` has one measure for each."""
+    """Something that a target can limit. `softprune.budget.limit` counts it."""
 
     unit: str
     smallest: float

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import softprune as sp
 from softprune.budget.budget import ROUNDS, is_trained
+from softprune.budget.split import _slopes
 from softprune.errors import CheckpointError, ConfigError
 from softprune.masks import is_masked
 
@@ -72,7 +73,7 @@ def test_the_target_is_met_in_one_run(target):
     compact = pruner.compact()
     (key,) = target
     kept = figures(pruner, compact)[key]
-    assert 0.99 * pruner.budget.limit <= kept <= pruner.budget.limit
+    assert 0.98 * pruner.budget.limit <= kept <= pruner.budget.limit
     x = torch.randn(5, 1, 6, 6)
     torch.testing.assert_close(compact.eval()(x), model.eval()(x))
 
@@ -157,7 +158,7 @@ def test_a_loop_that_ends_early_still_gets_a_cut_that_fits():
     train(model, pruner, optimizer, 0, 7)
     pruner.decide()
     compact = pruner.compact()
-    assert 0.99 * pruner.budget.limit <= sp.cost(compact, EXAMPLE[:1]).macs <= pruner.budget.limit
+    assert 0.98 * pruner.budget.limit <= sp.cost(compact, EXAMPLE[:1]).macs <= pruner.budget.limit
     x = torch.randn(5, 1, 6, 6)
     torch.testing.assert_close(compact.eval()(x), model.eval()(x))
 
@@ -247,7 +248,7 @@ def test_rounding_holds_and_a_gap_is_reported(caplog):
     assert all(int(mask.sum()) % 8 == 0 for mask in pruner.masks().values())
     macs = sp.cost(compact, EXAMPLE[:1]).macs
     assert macs <= pruner.budget.limit
-    assert (macs < 0.99 * pruner.budget.limit) == ("multiples of 8" in caplog.text)
+    assert (macs < 0.98 * pruner.budget.limit) == ("multiples of 8" in caplog.text)
 
 
 @pytest.mark.parametrize(
@@ -450,3 +451,37 @@ def test_small_batches_are_measured_together_and_saved():
     assert [len(args[0]) for args, _ in masks.inputs] == [200]
     assert not pruner.state_dict()["budget"]["inputs"], "the next step replaces them"
     assert not copy.deepcopy(model).get_submodule("stem.1").masks.inputs
+
+
+def test_a_measurement_normalises_by_the_batch_and_leaves_no_trace():
+    model, pruner, _ = build(target={"macs": 0.5}, total_steps=STEPS)
+    model.train()
+    x = torch.randn(16, *EXAMPLE.shape[1:])
+    model(x)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
+    seen = []
+    hook = norms[-1].register_forward_hook(lambda module, args, output: seen.append(output.mean((0, 2, 3))))
+    for norm in norms:
+        norm.running_mean.add_(5.0)  # statistics of another network
+    pruner.budget._choose(model)
+    hook.remove()
+    torch.testing.assert_close(seen[0], norms[-1].bias.detach(), atol=1e-4, rtol=0)  # centred by the batch
+    for norm in norms:
+        norm.running_mean.sub_(5.0)
+    assert all(torch.allclose(value, before[name], atol=1e-5) for name, value in model.state_dict().items())
+    assert all(module.training for module in model.modules())
+
+
+@pytest.mark.parametrize(
+    ("counts", "divergence", "freed", "slopes"),
+    [
+        ([1, 2, 4], [1.0, 3.0, 9.0], (1.0, 4.0), [1.0, 2.0, 3.0]),
+        ([1, 2, 4], [4.0, 5.0, 4.0], (1.0, 4.0), [1.25, 1.25, 1.25]),  # a branch that is cheaper to lose whole
+        ([2], [3.0], (6.0, 6.0), [0.5]),
+        ([2], [3.0], (0.0, 0.0), [float("inf")]),  # frees nothing
+        ([], [], (), []),
+    ],
+)
+def test_the_lower_hull_of_a_curve(counts, divergence, freed, slopes):
+    assert _slopes(counts, divergence, *freed) == slopes

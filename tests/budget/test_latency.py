@@ -194,7 +194,7 @@ def test_a_target_out_of_reach_says_what_no_channel_takes(monkeypatch, rest_ms):
         floor = Grid([1, 16], [1, 24], [[0.9, 1.0], [1.0, 1.0]])
         return made_up_table(layers={"3": floor}, norms={}, parts_ms=[0.0, 1.0], whole_ms=[rest_ms, 1.0 + rest_ms])
 
-    monkeypatch.setattr("softprune.budget.measures.measure_latency", table)
+    monkeypatch.setattr("softprune.budget.limit.measure_latency", table)
     with pytest.raises(ConfigError, match="must be within reach") as refused:
         sp.SoftPruner(chain(), EXAMPLE, target={"latency": 0.5}, total_steps=10)
     assert f"Of the dense {rest_ms + 1:g} ms, {rest_ms:g} ms belong to no layer" in str(refused.value)
@@ -213,29 +213,29 @@ def test_a_latency_target_is_met_by_the_table_and_resumes_with_it(monkeypatch, c
         }
         return made_up_table(layers=layers, norms={}, parts_ms=[0.0, 3.0], whole_ms=[0.5, 3.5], runtime=runtime)
 
-    monkeypatch.setattr("softprune.budget.measures.measure_latency", fake_table)
+    monkeypatch.setattr("softprune.budget.limit.measure_latency", fake_table)
     pruner = sp.SoftPruner(chain(), EXAMPLE, target={"latency": 0.8}, total_steps=10, latency_batch=2)
     assert pruner.budget.dense == pytest.approx(3.5)
     with caplog.at_level("INFO", logger="softprune"):
         pruner.decide()
         pruner.compact()
     assert "measured here in eager" in caplog.text
-    kept = pruner.budget.measure.of_plan(pruner.plan())
+    kept = pruner.budget.table(pruner.plan())
     assert 0.98 * 2.8 < kept <= 2.8
     other = sp.SoftPruner(chain(), EXAMPLE, target={"latency": 0.8}, total_steps=10)
-    assert other.budget.measure.table != pruner.budget.measure.table
+    assert other.budget.table != pruner.budget.table
     other.load_state_dict(pruner.state_dict())
-    assert other.budget.measure.table == pruner.budget.measure.table
+    assert other.budget.table == pruner.budget.table
     assert other.budget.limit == pruner.budget.limit
 
 
 def test_a_table_of_another_machine_is_pursued(tmp_path, monkeypatch):
     table = made_up_table()
     table.save(tmp_path / "device.json")
-    monkeypatch.setattr("softprune.budget.measures.measure_latency", None)  # nothing is measured again
+    monkeypatch.setattr("softprune.budget.limit.measure_latency", None)  # nothing is measured again
     for given in (table, asdict(table), str(tmp_path / "device.json")):
         pruner = sp.SoftPruner(chain(), EXAMPLE, target={"latency": 0.8}, total_steps=10, latency_table=given)
-        assert pruner.budget.measure.table == table
+        assert pruner.budget.table == table
         assert pruner.budget.dense == pytest.approx(table.dense_ms, rel=0.01)
     ranked = L1Pruner(chain(), EXAMPLE, target={"latency": 0.8}, latency_table=table)
     assert ranked.status.limit == pruner.budget.limit
@@ -246,8 +246,8 @@ def test_a_table_of_another_machine_is_pursued(tmp_path, monkeypatch):
     [
         ({"latency_table": "nowhere.json"}, "must be what .* returns.*Got 'nowhere.json': .*No such file"),
         ({"latency_table": {"device": "cpu"}}, "must be what .* returns.*Got other fields"),
-        ({"latency_table": "table", "latency_batch": 2}, "exclude each other.*Got 2 and a table"),
-        ({"latency_table": "table", "target": {"macs": 0.5}}, "`latency_table` needs a target of latency"),
+        ({"latency_table": "table", "latency_batch": 2}, "`latency_batch`.*Got 2 and a table"),
+        ({"latency_table": "table", "target": {"macs": 0.5}}, "`latency_table`.*a target of macs"),
         ({"latency_table": "table", "target": None, "total_steps": None}, "`latency_table` needs a `target`"),
     ],
 )

@@ -67,7 +67,7 @@ def figures(run: Path):
 def test_a_run_with_a_latency_target_goes_on_where_it_would_be_refused(config, tmp_path, monkeypatch):
     layers = {name: Grid([1, i], [1, o], [[0.1, 0.5], [0.5, 1.0]]) for name, i, o in (("3", 16, 24), ("6", 24, 32))}
     table = LatencyTable(Runtime(), "cpu", layers, {}, {}, [0.0, 2.0], [0.0, 2.0])
-    measure = "softprune.budget.measures.measure_latency"
+    measure = "softprune.budget.limit.measure_latency"
     with monkeypatch.context() as patch:
         patch.setattr(measure, lambda *_: table)
         start(config("method.target.latency=0.8"), tmp_path / "run", device="cpu", listener=StopAfter(patch, 5))
@@ -82,7 +82,7 @@ def test_a_run_with_a_latency_target_goes_on_where_it_would_be_refused(config, t
     assert load_recipe(str(tmp_path / "given" / "config.toml")).method.latency_table == str(tmp_path / "device.json")
     assert not resume(tmp_path / "run", device="cpu").stopped
     budget = read_newest(tmp_path / "run" / "checkpoints")[1]["stage"]["pruner"]["budget"]
-    assert budget["measure"] == asdict(table)
+    assert budget["table"] == asdict(table)
     assert budget["limit"] == pytest.approx(1.6)
 
 
@@ -92,7 +92,7 @@ def test_a_recipes_target_is_met_and_a_stopped_run_ends_the_same(config, tmp_pat
     start(settings, tmp_path / "whole", device="cpu")
     result, rows = figures(tmp_path / "whole")
     limit = result["dense"]["macs"] // 2
-    assert 0.99 * limit <= result["compact"]["macs"] <= limit
+    assert 0.98 * limit <= result["compact"]["macs"] <= limit
     assert [row["name"] for row in result["table"]] == ["dense", "masked", "compact"]
     assert result["table"][1]["top1"] == result["table"][2]["top1"] == rows[-1]["test_top1"]
     assert rows[0]["margin"] < 0 <= rows[-1]["margin"] < 0.01
@@ -114,7 +114,7 @@ def test_a_network_that_is_cut_before_the_end_meets_the_target(config, tmp_path,
     start(settings, tmp_path / "whole", device="cpu")
     result, rows = figures(tmp_path / "whole")
     limit = result["dense"]["macs"] // 2
-    assert 0.99 * limit <= result["compact"]["macs"] <= limit
+    assert 0.98 * limit <= result["compact"]["macs"] <= limit
     assert 0 < result["finalised_step"] <= rows[-2]["step"]
     with monkeypatch.context() as patch:
         steps = rows[-2]["step"] + 1

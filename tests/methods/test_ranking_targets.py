@@ -60,7 +60,7 @@ def test_a_target_is_met_at_the_cut(method: str, target: dict[str, Any]) -> None
     pruner.decide()
     status = pruner.status
     assert status is not None
-    assert 0.99 * status.limit <= status.cost <= status.limit
+    assert 0.98 * status.limit <= status.cost <= status.limit
     cost = sp.cost(pruner.compact(), batch()[0][:1])
     if "macs" in target:
         assert cost.macs == status.cost

@@ -1,7 +1,7 @@
 """A budget during training: decides from data which channels go, and fades them out along a fixed ramp."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -10,16 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from softprune.budget.importance import FirstOrder
 from softprune.budget.latency import TableLike
-from softprune.budget.limit import BudgetStatus, Limit
-from softprune.budget.measures import PrunableNetwork
-from softprune.budget.search import CLOSE
-from softprune.budget.split import BySite, split_scores
+from softprune.budget.limit import CLOSE, BudgetStatus, BySite, Limit, PrunableNetwork
+from softprune.budget.split import FirstOrder, split_scores
 from softprune.devices import broadcast_from_rank0_
 from softprune.errors import CheckpointError, ConfigError, is_integer, is_number
 from softprune.log import get_logger
 from softprune.masks import SoftMasks
+from softprune.module_state import evaluating
 from softprune.target import TargetLike
 
 logger = get_logger(__name__)
@@ -83,7 +81,7 @@ class Budget(Limit):
         self.final_at = FINAL_AT[is_trained(masks)] if final_at is None else float(final_at)
         self.done = 0
         """Rounds that have passed."""
-        self.scores: BySite | None = None
+        self.scores: dict[str, Tensor] | None = None
         """Those of the last round."""
         self._schedule()
         quicken_statistics_(prunable.model, self.total_steps - self.final_step)
@@ -147,12 +145,14 @@ class Budget(Limit):
 
     def _choose(self, network: nn.Module, limit: float | None = None) -> tuple[BySite, float]:
         """Return masks within `limit`, or the target's, that remove what the outputs miss least, and their cost."""
-        assert self.site_masks.drop is not None
-        self.site_masks.drop.copy_(torch.where(self.off_at == _STAYS, -torch.inf, torch.inf))
-        inputs = [*self.site_masks.inputs] or [(self.prunable.example.args, self.prunable.example.kwargs)]
-        self.scores = split_scores(
-            self.prunable, self.site_masks, self.importance.scores(), inputs, lambda keep: self.measure(network, keep)
-        )
+        masks, example = self.site_masks, self.prunable.example
+        assert masks.drop is not None
+        masks.drop.copy_(torch.where(self.off_at == _STAYS, -torch.inf, torch.inf))
+        # Before any training forward there is only the example, which is no batch to normalise by.
+        with nullcontext() if masks.inputs else evaluating(self.prunable.model):
+            inputs = [*masks.inputs] or [(example.args, example.kwargs)]
+            importance = self.importance.scores()
+            self.scores = split_scores(self.prunable, masks, importance, inputs, lambda keep: self.cost(keep, network))
         self.importance.row.zero_()
         return self._fit(network, limit)
 
@@ -160,26 +160,26 @@ class Budget(Limit):
         """Return masks by the scores of the last round that are within the limit, and their cost; those of rank 0."""
         assert self.scores is not None
         search = self.search(self.scores, network, limit)
-        cut = search.fit(close=NEAR_ENOUGH)
-        masks = search.masks(cut.counts)
-        if cut.cost > search.limit:
+        counts = search.fit(close=NEAR_ENOUGH)
+        masks, cost = search.masks(counts), search.cost(counts)
+        if cost > search.limit:
             off = {name: score == -torch.inf for name, score in self.scores.items()}
             others = (
-                (other, kept)
+                (kept, other)
                 for other, kept in self.smallest_cuts(network)
-                if other.cost <= search.limit and not any(bool((kept[name] & off[name]).any()) for name in kept)
+                if other <= search.limit and not any(bool((kept[name] & off[name]).any()) for name in kept)
             )
-            cut, masks = next(others, (cut, masks))
-        if cut.cost > search.limit and limit is None:
+            masks, cost = next(others, (masks, cost))
+        if cost > search.limit and limit is None:
             raise ConfigError(
-                f"`target` cannot be met: the smallest exact cut has {self.target.figure(cut.cost)}, the limit is "
+                f"`target` cannot be met: the smallest exact cut has {self.target.figure(cost)}, the limit is "
                 f"{self.target.figure(search.limit)}. Relax the target, or let more channels go: softprune.inspect "
                 "says which are frozen and why."
             )
-        if cut.cost < (1 - CLOSE) * search.limit:
+        if cost < (1 - CLOSE) * search.limit:
             logger.warning(
                 "softprune: the cut leaves %s, more than %g%% under the limit of %s: %s",
-                self.target.figure(cut.cost),
+                self.target.figure(cost),
                 100 * CLOSE,
                 self.target.figure(search.limit),
                 f"channels are kept in multiples of {self.prunable.round_to}"
@@ -188,9 +188,9 @@ class Budget(Limit):
             )
         row = self.site_masks.row(masks)
         broadcast_from_rank0_(row.view(torch.uint8))
-        return self.site_masks.by_site(row), cut.cost
+        return self.site_masks.by_site(row), cost
 
-    def _remove(self, keep: Mapping[str, Tensor], off_at: Tensor | int) -> None:
+    def _remove(self, keep: BySite, off_at: Tensor | int) -> None:
         """Let all channels but those of `keep` be off from a step on; those that fade already go as decided."""
         stays = self.site_masks.row(keep)
         self.off_at.copy_(torch.where(stays | (self.off_at != _STAYS), self.off_at, off_at))
@@ -213,7 +213,7 @@ class Budget(Limit):
         self.off_at.copy_(torch.where(self.off_at == _STAYS, _STAYS, torch.minimum(self.off_at, now)))
         self._set_odds(now)
         keep = {name: mask.cpu() for name, mask in self.site_masks.by_site(self.site_masks.hard()).items()}
-        if self.measure(network, keep) > self.limit and self.scores is not None:
+        if self.cost(keep, network) > self.limit and self.scores is not None:
             self.scores = {name: score.masked_fill(~keep[name], -torch.inf) for name, score in self.scores.items()}
             self._remove(self._fit(network)[0], now)
 
@@ -230,8 +230,8 @@ class Budget(Limit):
             self.load_state_dict(state)
             self.site_masks.inputs = inputs
 
-    def status(self, masks: Mapping[str, Tensor], strength: float) -> BudgetStatus:
-        return replace(super().status(masks, strength), finalised_step=self.final_step if self.is_final else None)
+    def status(self, masks: BySite) -> BudgetStatus:
+        return replace(super().status(masks), finalised_step=self.final_step if self.is_final else None)
 
     # --- state -------------------------------------------------------------------------------------------------
 
@@ -248,13 +248,12 @@ class Budget(Limit):
             "importance": self.importance.row.to("cpu", copy=True),
             "inputs": self.site_masks.inputs_to_save(),
             "scores": self.scores,
-            "measure": self.measure.state_dict(),
+            "table": self.table_state(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from :meth:`state_dict`, in place; :meth:`check_state` says whether that is possible."""
-        self.measure.load_state_dict(state["measure"])
-        self.set_limit()
+        self.load_table(state["table"])
         self.final_at, self.done, self.scores = state["final_at"], state["done"], state["scores"]
         self._schedule()
         assert self.site_masks.drop is not None
@@ -270,7 +269,7 @@ class Budget(Limit):
     def check_state(self, state: dict[str, Any]) -> None:
         """Raise a CheckpointError unless a state is of a budget that was made alike."""
         made = {"key": self.target.key, "total_steps": self.total_steps}
-        made |= {} if self.measure.is_timed else {"limit": self.limit}  # a timed one comes with the state
+        made |= {} if self.table else {"limit": self.limit}  # a timed one comes with the state
         for key, value in made.items():
             if state.get(key) != value:
                 raise CheckpointError(

@@ -98,6 +98,14 @@ class LatencyTable:
     def dense_ms(self) -> float:
         return self.whole_ms[-1]
 
+    @property
+    def floor_hint(self) -> str:
+        """What else may be the reason that a target is out of reach."""
+        return (
+            f" Of the dense {self.dense_ms:.4g} ms, {self.whole_ms[0]:.4g} ms belong to no layer: measure on an idle "
+            "machine, or give a larger latency_batch, at which channels take a larger share."
+        )
+
     def parts(self, modules: Mapping[str, ModuleCut]) -> float:
         """Return the sum over the layers of a cut."""
         total = 0.0

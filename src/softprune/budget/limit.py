@@ -1,21 +1,49 @@
-"""The limit of a target, whether a network can meet it, and cuts that do."""
+"""What a target limits, and the cuts that stay within the limit."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from softprune.budget.latency import TableLike
-from softprune.budget.measures import MEASURES, PrunableNetwork, check_timing
-from softprune.budget.search import CLOSE, Counts, Cut, CutSearch
-from softprune.cut import plain_copy
-from softprune.errors import ConfigError
-from softprune.log import get_logger
+from softprune.budget.latency import LatencyTable, TableLike, measure_latency, own_runtime
+from softprune.cut import PrunePlan, make_plan, plain_copy
+from softprune.errors import ConfigError, is_integer
+from softprune.graph import ChannelGraph
+from softprune.graph.reader import Example
 from softprune.target import TargetLike, read_target
 
-logger = get_logger(__name__)
+CLOSE = 0.02
+"""How far under the limit a cut may end, as a share of it, without a warning."""
+
+BySite = Mapping[str, Tensor]
+"""A mask, or the scores, of the channels of each site."""
+FIGURES: dict[str, Callable[[PrunePlan], float]] = {
+    "macs": lambda plan: plan.macs,
+    "flops": lambda plan: 2 * plan.macs,
+    "params": lambda plan: plan.params,
+}
+"""What a plan says of a quantity that a target can name. Channels are counted, and latency is a table's."""
+
+
+@dataclass(frozen=True)
+class PrunableNetwork:
+    """A network with the rules that every cut of it follows."""
+
+    graph: ChannelGraph
+    model: nn.Module
+    example: Example
+    """What the model is called with."""
+    floors: Mapping[str, int]
+    """The fewest channels that each site keeps."""
+    coupled: Sequence[Sequence[str]] = ()
+    """Groups of sites of which only the channels that all of them keep remain."""
+    round_to: int = 1
+    """Keep a multiple of this many channels."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +58,6 @@ class BudgetStatus:
     """The figure of the dense network."""
     cost: float
     """The figure of what a cut would leave now."""
-    strength: float
-    """The weight of the sparsity loss."""
     finalised_step: int | None = None
     """The step from which the cut is final; None before."""
 
@@ -42,23 +68,58 @@ class BudgetStatus:
 
 
 class Limit:
-    """A target for one network, with the measure and the search that meet it. See :class:`Measure`."""
+    """A target for one network: what a cut costs, and which cuts fit.
+
+    Args:
+        target: The quantity with the share to keep, or the figure itself.
+        prunable: The network.
+        batch: For a latency target, samples per call.
+        table: For a latency target, what was measured before; None measures here.
+    """
 
     def __init__(
         self, target: TargetLike, prunable: PrunableNetwork, *, batch: int | None = None, table: TableLike | None = None
     ) -> None:
-        self.target = read_target(target)
-        check_timing(self.target.key, batch, table)
-        self.prunable, self.network = prunable, prunable.model
-        self.measure = MEASURES[self.target.key](prunable, batch, table)
+        self.target, self.prunable, self.network = read_target(target), prunable, prunable.model
+        self.table = self._table(batch, table)
         self._counts: Counts | None = None
-        self.set_limit()
+        self._set_limit()
         self._check_possible()
 
-    def set_limit(self) -> None:
-        """Compute the dense figure and the limit."""
-        self.dense = self.measure.dense(self.network)
+    def _table(self, batch: int | None, table: TableLike | None) -> LatencyTable | None:
+        if self.target.key != "latency":
+            if batch is not None or table is not None:
+                raise ConfigError(
+                    "`latency_batch` and `latency_table` are for a target of latency. "
+                    f"Got a target of {self.target.key}; leave them out, or pass target={{'latency': ...}}."
+                )
+            return None
+        if batch is not None and (not is_integer(batch) or batch < 1 or table is not None):
+            raise ConfigError(
+                "`latency_batch` must be an integer of at least 1, and a `latency_table` has its own. "
+                f"Got {batch!r}{'' if table is None else ' and a table'}; leave one of them out."
+            )
+        graph, model, example = self.prunable.graph, self.prunable.model, self.prunable.example
+        if table is None:
+            return measure_latency(graph, model, example, own_runtime(model, example, batch), self.prunable.round_to)
+        found = LatencyTable.read(table)
+        found.check(graph)
+        return found
+
+    def _set_limit(self) -> None:
+        whole = {site.name: torch.ones(site.width, dtype=torch.bool) for site in self.prunable.graph.sites}
+        self.dense = self.cost(whole)
         self.limit = self.target.limit(self.dense)
+
+    def cost(self, masks: BySite, network: nn.Module | None = None) -> float:
+        """Return the figure of the network that a cut by `masks` leaves.
+
+        `network`: a copy whose weights decide which constants can be folded.
+        """
+        if self.target.key == "channels":
+            return float(sum(int(mask.sum()) for mask in masks.values()))
+        plan = make_plan(self.prunable.graph, network or self.network, masks, round_to=self.prunable.round_to)
+        return float(FIGURES[self.target.key](plan) if self.table is None else self.table(plan))
 
     def _check_possible(self) -> None:
         if self.limit >= self.dense:
@@ -66,16 +127,17 @@ class Limit:
                 f"A target must be below the dense network's own figure, {self.target.figure(self.dense)}. "
                 f"Got {self.target.figure(self.limit)}; train without a target instead."
             )
-        floor = max(cut.cost for cut, _ in self.smallest_cuts(trained_like(self.network)))
+        floor = max(cost for cost, _ in self.smallest_cuts(trained_like(self.network)))
         if floor > self.limit:
+            hint = "" if self.table is None else self.table.floor_hint
             raise ConfigError(
                 f"A target must be within reach: at least {self.target.figure(floor)} "
                 f"({100 * floor / self.dense:.1f}%) remain if every site is cut to its floor. Got "
                 f"{self.target.figure(self.limit)}; softprune.inspect says what is frozen and why, and min_channels, "
-                f"round_to, include and exclude raise the floor.{self.measure.floor_hint()}"
+                f"round_to, include and exclude raise the floor.{hint}"
             )
 
-    def smallest_cuts(self, network: nn.Module) -> Iterator[tuple[Cut, dict[str, Tensor]]]:
+    def smallest_cuts(self, network: nn.Module) -> Iterator[tuple[float, dict[str, Tensor]]]:
         """Yield cuts that keep every site at its floor, with the first, the last and random channels.
 
         Which channels remain may decide what else can be removed: after a split, say, they take different ways.
@@ -84,38 +146,35 @@ class Limit:
         for order in (lambda width: -torch.arange(width), torch.arange, lambda n: torch.rand(n, generator=generator)):
             scores = {site.name: order(site.width).double() for site in self.prunable.graph.sites}
             search = self.search(scores, network)
-            cut = search.cut_of(search.at_rank(0))
-            yield cut, search.masks(cut.counts)
+            counts = search.at_rank(0)
+            yield search.cost(counts), search.masks(counts)
 
-    def search(
-        self, scores: Mapping[str, Tensor], network: nn.Module | None = None, limit: float | None = None
-    ) -> CutSearch:
+    def search(self, scores: BySite, network: nn.Module | None = None, limit: float | None = None) -> "CutSearch":
         """Return a search among the cuts that keep the channels of the highest scores."""
-
-        def cost(masks: Mapping[str, Tensor]) -> float:
-            return self.measure(network or self.network, masks)
-
-        rules = self.prunable
         limit = self.limit if limit is None else limit
-        return CutSearch(scores, rules.floors, rules.round_to, cost, limit, rules.coupled)
+        return CutSearch(scores, self.prunable, lambda masks: self.cost(masks, network), limit)
 
-    def masks(self, network: nn.Module, scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def masks(self, network: nn.Module, scores: BySite) -> dict[str, Tensor]:
         """Return masks of the highest scores that meet the limit, with the widths of the last call if they still do."""
         search = self.search(scores, network)
         counts = self._counts
         if counts is None or not (1 - CLOSE) * self.limit <= search.cost(counts) <= self.limit:
-            counts = self._counts = search.fit().counts
+            counts = self._counts = search.fit()
         return search.masks(counts)
 
-    def status(self, masks: Mapping[str, Tensor], strength: float) -> BudgetStatus:
-        """Return where the budget is, given the masks and the strength in force."""
-        return BudgetStatus(
-            target=self.target.key,
-            limit=self.limit,
-            dense=self.dense,
-            cost=self.measure(self.network, masks),
-            strength=strength,
-        )
+    def status(self, masks: BySite) -> BudgetStatus:
+        """Return where the budget is, given the masks in force."""
+        return BudgetStatus(self.target.key, self.limit, self.dense, self.cost(masks))
+
+    def table_state(self) -> dict[str, Any] | None:
+        """Return the latency table as plain values: another measurement would differ a little."""
+        return None if self.table is None else asdict(self.table)
+
+    def load_table(self, state: dict[str, Any] | None) -> None:
+        """Restore :meth:`table_state`, and the limit that it gives."""
+        if state is not None:
+            self.table = LatencyTable.read(state)
+            self._set_limit()
 
 
 def trained_like(network: nn.Module) -> nn.Module:
@@ -131,3 +190,113 @@ def trained_like(network: nn.Module) -> nn.Module:
                 generator = torch.Generator().manual_seed(module.num_features)
                 module.bias.add_(0.1 + torch.rand(module.bias.shape, generator=generator).to(module.bias))
     return made
+
+
+# --- the cuts that one order of the channels allows ------------------------------------------------------------
+
+Counts = tuple[int, ...]
+"""How many channels each unit keeps."""
+
+
+def units_of(names: Iterable[str], coupled: Iterable[Sequence[str]]) -> list[tuple[str, ...]]:
+    """Return the sites that are cut together: coupled groups first, then the others one by one."""
+    groups = [tuple(group) for group in coupled]
+    inside = {name for group in groups for name in group}
+    return [*groups, *((name,) for name in names if name not in inside)]
+
+
+class CutSearch:
+    """Finds a cut at a limit, for the scores of one moment: within a site the channels with the largest are kept.
+
+    Coupled sites keep the same channels, those with the largest of their smallest scores. Channels with a score of -inf
+    are off, and stay off.
+    """
+
+    def __init__(
+        self, scores: BySite, prunable: PrunableNetwork, cost: Callable[[dict[str, Tensor]], float], limit: float
+    ) -> None:
+        self.units = units_of(scores, prunable.coupled)
+        columns = [
+            np.min([scores[name].detach().double().cpu().numpy() for name in unit], axis=0) for unit in self.units
+        ]
+        self.floors = [max(prunable.floors[name] for name in unit) for unit in self.units]
+        self.round_to, self.limit, self._cost = prunable.round_to, limit, cost
+        self.most = [int((column > -np.inf).sum()) for column in columns]
+        self._inner = [np.argsort(-column, kind="stable") for column in columns]
+        self._sorted = [column[order] for column, order in zip(columns, self._inner, strict=True)]
+        row, unit_of = np.concatenate(columns), np.repeat(np.arange(len(columns)), [len(each) for each in columns])
+        self._unit = unit_of[np.argsort(-row, kind="stable")]
+        self._known: dict[Counts, float] = {}
+
+    def masks(self, counts: Counts) -> dict[str, Tensor]:
+        """Return a cut as masks, True where a channel stays."""
+        masks: dict[str, Tensor] = {}
+        for unit, count, order in zip(self.units, counts, self._inner, strict=True):
+            mask = torch.zeros(len(order), dtype=torch.bool)
+            mask[torch.from_numpy(order[:count])] = True
+            masks |= {name: mask.clone() for name in unit}
+        return masks
+
+    def cost(self, counts: Counts) -> float:
+        """Return what a cut costs."""
+        if counts not in self._known:
+            self._known[counts] = self._cost(self.masks(counts))
+        return self._known[counts]
+
+    def at_rank(self, rank: int) -> Counts:
+        """Return the cut that keeps the `rank` best channels, and what floors and multiples add."""
+        wanted = np.bincount(self._unit[:rank], minlength=len(self.units)).tolist()
+        return tuple(self._allowed(unit, count) for unit, count in enumerate(wanted))
+
+    def _allowed(self, unit: int, count: int) -> int:
+        count = math.ceil(max(count, self.floors[unit]) / self.round_to) * self.round_to
+        return min(count, self.most[unit])
+
+    def fit(self, close: float = 0.0) -> Counts:
+        """Return the best cut found that is not over the limit, or the smallest one.
+
+        It ends when the cost is under the limit by the share `close` of it at most.
+        """
+        rank, floors = self._rank(close), self.floors
+        found = self._grown(self.at_rank(rank), close)
+        if self.cost(found) < (1 - CLOSE) * self.limit and rank < len(self._unit):
+            # The next channel costs more than itself, such as the first one of a branch: make room for it.
+            steps = zip(floors, self.at_rank(rank), self.at_rank(rank + 1), strict=True)
+            self.floors = [floor if now == more else more for floor, now, more in steps]
+            other = self._grown(self.at_rank(self._rank(close)), close)
+            self.floors = floors
+            found = other if self.cost(found) < self.cost(other) <= self.limit else found
+        return found
+
+    def _rank(self, close: float) -> int:
+        """Return how many of the best channels fit into the limit, by bisection; 0 if none does."""
+        low, high = 0, len(self._unit) + 1
+        while high - low > 1:
+            middle = (low + high) // 2
+            cost = self.cost(self.at_rank(middle))
+            if cost > self.limit:
+                high = middle
+            else:
+                low = middle
+                if cost >= (1 - close) * self.limit:
+                    break
+        return low
+
+    def _grown(self, counts: Counts, close: float) -> Counts:
+        """Return a cut with more channels, the best first, as long as it stays within the limit."""
+        closed: set[int] = set()
+        while self.cost(counts) < (1 - close) * self.limit and len(closed) < len(counts):
+            unit = max(
+                (each for each in range(len(counts)) if each not in closed and counts[each] < self.most[each]),
+                key=lambda each: self._sorted[each][counts[each]],
+                default=None,
+            )
+            if unit is None:
+                break
+            more = (*counts[:unit], self._allowed(unit, counts[unit] + 1), *counts[unit + 1 :])
+            # A channel that costs nothing is not read: bringing it back would change nothing.
+            if self.cost(counts) < self.cost(more) <= self.limit:
+                counts = more
+            else:
+                closed.add(unit)
+        return counts

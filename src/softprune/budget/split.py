@@ -1,28 +1,70 @@
-"""How a budget is split over the sites: measured, by what the outputs lose when a site loses its lowest channels."""
+"""What the outputs lose without some channels: measured in forward passes, site by site, and never trained."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_leaves
 
-from softprune.budget.measures import PrunableNetwork
-from softprune.budget.search import units_of
-from softprune.masks import SoftMasks
+from softprune.budget.limit import PrunableNetwork, units_of
+from softprune.log import get_logger
+from softprune.masks import Masks, SoftMasks
 from softprune.module_state import evaluating
+
+logger = get_logger(__name__)
 
 LEVELS = 8
 """Shares of a site that are taken away in turn: 1/8, 2/8, ... 8/8."""
-
 LEAST = 0.05
 """The share of a site that every path passes that goes last, however little the outputs miss it now."""
+REPORT_SECONDS = 10.0
+"""How often a measurement that takes long says how far it is."""
 
-BySite = dict[str, Tensor]
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+"""Arguments of a forward pass."""
+
+
+class FirstOrder:
+    """Sums the squared first-order change of the loss for every channel over training steps.
+
+    Removing a channel sets shift and scale of its BatchNorms to zero, which changes the loss by about
+    ``beta * g_beta + gamma * g_gamma`` (Molchanov et al., CVPR 2019). Tensors change in place only, so that a captured
+    step can add to them.
+    """
+
+    def __init__(self, masks: Masks) -> None:
+        self.masks = masks
+        self.row = torch.zeros(masks.layout.channels, device=masks.device)
+
+    @torch.no_grad()
+    def add_(self) -> None:
+        """Add the gradients at hand."""
+        self.row = self.row.to(self.masks.device)
+        change = torch.cat([_change(bn) for bn in self.masks.modules[: len(self.masks.columns)]]).to(self.row.device)
+        expand = self.masks.layout.expand
+        if expand is not None:  # several BatchNorms of one site lose a channel together
+            change = torch.zeros_like(self.row).index_add_(0, expand[0], change)
+        # A step that a GradScaler skips has infinite gradients.
+        self.row.add_(change.square().nan_to_num(0.0, posinf=0.0))
+
+    def scores(self) -> dict[str, Tensor]:
+        """Return the sums by site. Before the first step: the squared scales, so that there is an order."""
+        if bool(self.row.any()):
+            return self.masks.by_site(self.row)
+        members = self.masks.members
+        return {site.name: members[site.name].weight.detach().float().square() for site in self.masks.sites}
+
+
+def _change(bn: Any) -> Tensor:
+    terms = [p.float() * p.grad.float() for p in (bn.weight, bn.bias) if p.grad is not None]
+    return sum(terms, torch.zeros_like(bn.weight, dtype=torch.float32))
 
 
 @torch.no_grad()
@@ -30,24 +72,30 @@ def split_scores(
     prunable: PrunableNetwork,
     masks: SoftMasks,
     importance: Mapping[str, Tensor],
-    inputs: Sequence[tuple[tuple[Any, ...], dict[str, Any]]],
+    inputs: Sequence[Call],
     cost: Callable[[Mapping[str, Tensor]], float],
-) -> BySite:
+) -> dict[str, Tensor]:
     """Return a score for every channel that can be compared over sites: divergence of the outputs per cost freed.
 
     With the masks in place, each site in turn (coupled ones together) loses its lowest channels by `importance`, and
-    the divergence of the outputs is measured; nothing is trained. The lower convex hull of a site's curve, divergence
-    over cost freed, gives its channels their scores. Where a whole branch is cheaper to lose than a part of it, the
-    hull is one line, and the branch goes at once. Channels that are off already have the score -inf.
+    the divergence of the outputs for `inputs` is measured. The lower convex hull of a site's curve, divergence over
+    cost freed, gives its channels their scores. Where a whole branch is cheaper to lose than a part of it, the hull is
+    one line, and the branch goes at once. The score is -inf where a channel is off, and inf where it must stay.
     """
     keep = {name: mask.cpu() for name, mask in masks.by_site(masks.hard()).items()}
-    network, names = prunable.model, [site.name for site in prunable.graph.sites]
-    scores: BySite = {}
-    whole = cost(keep)
-    with evaluating(network), masks.trial() as trial:
+    network, units = prunable.model, units_of([site.name for site in prunable.graph.sites], prunable.coupled)
+    scores: dict[str, Tensor] = {}
+    whole, said = cost(keep), time.monotonic()
+    with batch_statistics(network), evaluating(network), masks.trial() as trial:
         trial.copy_(masks.row(keep))
         reference = [_outputs(network, call) for call in inputs]
-        for unit in units_of(names, prunable.coupled):
+
+        def divergence(less: Mapping[str, Tensor]) -> float:
+            trial.copy_(masks.row(less))
+            found = [_divergence(_outputs(network, call), ref) for call, ref in zip(inputs, reference, strict=True)]
+            return float(sum(found)) / len(found)
+
+        for number, unit in enumerate(units):
             common = torch.stack([keep[name] for name in unit]).all(0)
             value = torch.stack([_relative(importance[name].double().cpu()) for name in unit]).sum(0)
             order = torch.nonzero(common).flatten()
@@ -55,32 +103,38 @@ def split_scores(
             floor = max(prunable.floors[name] for name in unit)
             most = len(order) - max(floor, math.ceil(LEAST * len(common)) if floor else 0)
             counts = _counts(len(order), most, prunable.round_to)
-            divergence, freed = [0.0], [0.0]
-            for number, count in enumerate(counts):
-                less = dict(keep)
-                for name in unit:
-                    less[name] = keep[name].index_fill(0, order[:count], False)
-                trial.copy_(masks.row(less))
-                lost = sum(
-                    _divergence(_outputs(network, call), ref) for call, ref in zip(inputs, reference, strict=True)
-                )
-                divergence.append(max(float(lost) / len(inputs), divergence[-1]))
-                last = number == len(counts) - 1
-                # In between, the cost is a line: a plan for every level would take longer than the forward passes.
-                freed.append(max(whole - cost(less), 0.0) if number == 0 or last else float("nan"))
-            slopes = _slopes(np.array([0, *counts]), np.array(divergence), np.array(freed))
-            column = torch.full((len(common),), -torch.inf, dtype=torch.float64)
-            column[order] = torch.inf
-            start = 0
-            for count, slope in zip(counts, slopes, strict=True):
-                column[order[start:count]] = slope
-                start = count
+            cuts = [keep | {name: keep[name].index_fill(0, order[:count], False) for name in unit} for count in counts]
+            curve = [divergence(cut) for cut in cuts]
+            slopes = _slopes(counts, curve, *(max(whole - cost(cut), 0.0) for cut in (*cuts[:1], *cuts[-1:])))
+            score = torch.full((len(common),), -torch.inf, dtype=torch.float64)
+            score[order] = torch.inf
+            for (start, stop), slope in zip(pairwise([0, *counts]), slopes, strict=True):
+                score[order[start:stop]] = slope
             # Within a level, by importance: a factor that keeps the order of levels.
-            place = torch.zeros(len(common), dtype=torch.float64)
-            place[order] = torch.arange(len(order), dtype=torch.float64) / len(order)
-            for name in unit:
-                scores[name] = (column + 1e-15) * (1 + 1e-6 * place)
+            score[order] = (score[order] + 1e-15) * (1 + 1e-6 * torch.arange(len(order)) / max(len(order), 1))
+            scores |= dict.fromkeys(unit, score)
+            if time.monotonic() - said > REPORT_SECONDS:
+                said = time.monotonic()
+                logger.info("budget: %d of %d sites are measured", number + 1, len(units))
     return scores
+
+
+@contextmanager
+def batch_statistics(network: nn.Module) -> Iterator[None]:
+    """Let BatchNorms that are training normalise by each batch, in eval mode too, without a trace.
+
+    The running statistics are those of the network before a cut. They follow within some steps after it, and what
+    counts is what the network computes then.
+    """
+    norms = [bn for bn in network.modules() if isinstance(bn, _BatchNorm) and bn.training]
+    statistics = [(bn.running_mean, bn.running_var) for bn in norms]
+    for bn in norms:
+        bn.running_mean = bn.running_var = None
+    try:
+        yield
+    finally:
+        for bn, (mean, var) in zip(norms, statistics, strict=True):
+            bn.running_mean, bn.running_var = mean, var
 
 
 def _relative(value: Tensor) -> Tensor:
@@ -89,56 +143,43 @@ def _relative(value: Tensor) -> Tensor:
 
 def _counts(alive: int, most: int, round_to: int) -> list[int]:
     """Return how many channels are taken away at each level: what stays is a multiple of `round_to`."""
-    counts: list[int] = []
-    for level in range(1, LEVELS + 1):
-        stay = alive - min(round(level / LEVELS * alive), most)
-        stay = -(-stay // round_to) * round_to
-        if alive - stay > 0 and (not counts or alive - stay > counts[-1]):
-            counts.append(alive - stay)
-    return counts
+    stays = [alive - min(round(level / LEVELS * alive), most) for level in range(1, LEVELS + 1)]
+    gone = {alive - math.ceil(stay / round_to) * round_to for stay in stays}
+    return sorted(count for count in gone if count > 0)
 
 
-def _slopes(counts: np.ndarray, divergence: np.ndarray, freed: np.ndarray) -> list[float]:
-    """Return the slope of the lower convex hull of `divergence` over `freed` at each level."""
-    if len(counts) == 1:
-        return []
-    known = ~np.isnan(freed)
-    if len(counts) > 2:
-        # The last step may free more than its channels, a whole branch: it is not interpolated.
-        inner = counts[1:-1] / counts[1] * freed[1]
-        freed = np.concatenate([[0.0], np.minimum(inner, freed[-1]), [freed[-1]]])
-    assert known[-1]
-    freed = np.maximum.accumulate(freed)
+def _slopes(counts: Sequence[int], divergence: Sequence[float], first: float = 0.0, last: float = 0.0) -> list[float]:
+    """Return the slope of the lower convex hull of `divergence` over the cost freed at each level.
+
+    `first` and `last`: what the first and the last level free. In between the cost is a line, since a plan for every
+    level would take longer than the forward passes; the last level may free more, a whole branch.
+    """
+    points = [(0.0, 0.0)]
+    for count, lost in zip(counts, divergence, strict=True):
+        freed = last if count == counts[-1] else min(count / counts[0] * first, last)
+        points.append((max(freed, points[-1][0]), max(lost, points[-1][1])))
     hull = [0]
-    for point in range(1, len(counts)):
-        while len(hull) > 1 and _slope(divergence, freed, hull[-2], hull[-1]) >= _slope(
-            divergence, freed, hull[-1], point
-        ):
+    for point in range(1, len(points)):
+        while len(hull) > 1 and _slope(points, hull[-2], hull[-1]) >= _slope(points, hull[-1], point):
             hull.pop()
         hull.append(point)
-    slopes: list[float] = []
-    for first, last in pairwise(hull):
-        slopes += [_slope(divergence, freed, first, last)] * (last - first)
-    return slopes
+    return [slope for a, b in pairwise(hull) for slope in [_slope(points, a, b)] * (b - a)]
 
 
-def _slope(divergence: np.ndarray, freed: np.ndarray, first: int, last: int) -> float:
-    gain = freed[last] - freed[first]
-    return float((divergence[last] - divergence[first]) / gain) if gain > 0 else float("inf")
+def _slope(points: Sequence[tuple[float, float]], first: int, last: int) -> float:
+    (freed, lost), (more_freed, more_lost) = points[first], points[last]
+    return (more_lost - lost) / (more_freed - freed) if more_freed > freed else math.inf
 
 
-def _outputs(network: nn.Module, call: tuple[tuple[Any, ...], dict[str, Any]]) -> list[Tensor]:
+def _outputs(network: nn.Module, call: Call) -> list[Tensor]:
     args, kwargs = call
-    return [leaf.float() for leaf in tree_leaves(network(*args, **kwargs)) if _is_output(leaf)]
-
-
-def _is_output(leaf: Any) -> bool:
-    return isinstance(leaf, Tensor) and leaf.is_floating_point()
+    leaves = tree_leaves(network(*args, **kwargs))
+    return [leaf.float() for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]
 
 
 def _divergence(outputs: Sequence[Tensor], reference: Sequence[Tensor]) -> Tensor:
     """Return how far outputs are from a reference: KL for class scores, else the relative squared difference."""
-    total = torch.zeros((), dtype=torch.float32, device=outputs[0].device)
+    total = torch.zeros((), device=outputs[0].device)
     for out, ref in zip(outputs, reference, strict=True):
         if out.dim() == 2 and out.shape[1] > 1:
             log = F.log_softmax(ref, 1)

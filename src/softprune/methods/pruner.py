@@ -305,7 +305,7 @@ class Pruner(HookOwner):
     @property
     def status(self) -> BudgetStatus | None:
         """Where the budget is; None without a target. Counts the cost of a cut now, so call it once per epoch."""
-        return None if self._limit is None else self._limit.status(self.masks(), float(self.strength))
+        return None if self._limit is None else self._limit.status(self.masks())
 
     def metrics(self) -> dict[str, float]:
         """Return what to log once per epoch: the strength, what share of the channels stays, and of the target."""

@@ -197,7 +197,8 @@ class SoftPruner(Pruner):
         with self.budget.tentative(of_a_copy=network is not self.model):
             self.budget.finalise(network)
             compact = super().compact(model, round_to=round_to, gathers=gathers)
-            self.budget.measure.report(self.plan(model), compact, self.example)
+            if self.budget.table is not None:
+                self.budget.table.report(self.plan(model), compact, self.example)
         return compact
 
     def _made_with(self) -> dict[str, Any]:

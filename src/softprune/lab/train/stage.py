@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from softprune import models
 from softprune.budget import TableLike
-from softprune.budget.measures import MEASURES
 from softprune.cut import PrunePlan, apply_plan
 from softprune.errors import ConfigError, SoftpruneError, nearest
 from softprune.lab.config.settings import BASELINE, MethodConfig, RunConfig
@@ -173,7 +172,7 @@ def make_pruner(
     keywords = keywords_of(method)
     given: dict[str, Any] = {name: value for name, value in config if value not in ({}, (), "")}
     given |= {"masks": MaskConfig(**vars(run.masks)), "seed": run.seed, "total_steps": total_steps}
-    timed = any(MEASURES[key].is_timed for key in config.target)
+    timed = "latency" in config.target
     if timed and latency_table is not None:
         given["latency_table"] = latency_table
     if timed and "latency_table" not in given:
@@ -330,7 +329,7 @@ def _continued_pruner(
     multiple = saved["round_to"] if saved is not None else earlier.round_to if earlier is not None else None
     if config.method.round_to == "auto" and multiple is not None:
         config = config.replace(method=config.method.replace(round_to=multiple))
-    table = None if saved is None else saved.get("budget", {}).get("measure")
+    table = None if saved is None else saved.get("budget", {}).get("table")
     pruner = make_pruner(config, network, example, total_steps=total_steps, latency_table=table)
     pruner.updates_on_step = False  # a captured step runs no Python; the loop updates
     if earlier is not None:
