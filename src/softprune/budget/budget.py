@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from softprune.budget.latency import TableLike
 from softprune.budget.limit import CLOSE, BudgetStatus, BySite, Limit, PrunableNetwork
-from softprune.budget.split import FirstOrder, split_scores
+from softprune.budget.split import LEVELS, FirstOrder, split_scores
 from softprune.devices import broadcast_from_rank0_
 from softprune.errors import CheckpointError, ConfigError, is_integer, is_number
 from softprune.log import get_logger
@@ -34,6 +34,9 @@ SPAN = 6.0
 """While a channel fades, the log-odds that its mask drops it rise from -SPAN to SPAN."""
 SAMPLES = 128
 """The training samples on which a choice is measured: those of the last steps."""
+EFFORT = 6
+"""Forward passes of all measurements together for each step of the training, at most: about twice a step's time. In a
+short training fewer samples are measured."""
 NEAR_ENOUGH = 0.002
 """How far under the limit a cut may end, as a share of it, where single channels would come closer."""
 _STAYS = 2**62
@@ -151,6 +154,8 @@ class Budget(Limit):
         # Before any training forward there is only the example, which is no batch to normalise by.
         with nullcontext() if masks.inputs else evaluating(self.prunable.model):
             inputs = [*masks.inputs] or [(example.args, example.kwargs)]
+            calls = EFFORT * self.total_steps // (ROUNDS * LEVELS * len(self.prunable.graph.sites))
+            inputs = inputs[-max(calls, 1) :]
             importance = self.importance.scores()
             self.scores = split_scores(self.prunable, masks, importance, inputs, lambda keep: self.cost(keep, network))
         self.importance.row.zero_()

@@ -20,8 +20,8 @@ from softprune.module_state import evaluating
 
 logger = get_logger(__name__)
 
-LEVELS = 8
-"""Shares of a site that are taken away in turn: 1/8, 2/8, ... 8/8."""
+LEVELS = 4
+"""Shares of a site that are taken away in turn: 1/4, 2/4, 3/4, 4/4. Each round divides again what is left."""
 LEAST = 0.05
 """The share of a site that every path passes that goes last, however little the outputs miss it now."""
 REPORT_SECONDS = 10.0
