@@ -3,7 +3,7 @@
     python benchmarks/keep.py RUN ... [--network] [--name NAME]
 
 A kept record has what tables and figures need: configuration, environment, cost, final metrics and a line per epoch.
-Channels' histories, layers and sessions stay in the folder of the run. `--network` keeps the compact network as well
+Channels' histories and layers stay in the folder of the run. `--network` keeps the compact network as well
 (of a dense run its weights), convolutions and linear layers in float16. Without a RUN the list is written again.
 """
 
@@ -31,7 +31,7 @@ from counting import PaperCounter
 RESULTS = Path(__file__).parents[1] / "results"
 LARGEST = 60_000
 """Bytes of a kept record."""
-DROPPED = ("modules", "sessions")
+DROPPED = ("modules",)
 PER_CHANNEL = ("beta", "gamma", "keep")
 EPOCH = (
     *("epoch", "phase", "decided", "step", "lr", "strength", "margin", "channels", "params", "macs"),

@@ -26,7 +26,7 @@ def bundle(count: int = 23) -> DataBundle:
     generator = torch.Generator().manual_seed(1)
     images = torch.randn(count, 1, 4, 4, generator=generator)
     data = ArrayDataset.from_arrays(images, torch.randint(0, 8, (count,), generator=generator))
-    return DataBundle(name="own", num_classes=8, input_shape=(1, 4, 4), train=data, test=data)
+    return DataBundle(train=data, test=data, num_classes=8)
 
 
 def totals(model: nn.Module, batch_size: int = 10, **train: Any) -> EvalTotals:

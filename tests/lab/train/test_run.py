@@ -23,8 +23,7 @@ from softprune.lab.runs.folder import RunFolder
 from softprune.lab.runs.networks import build_network
 from softprune.lab.runs.result import Epoch, Totals
 from softprune.lab.train.control import Listener
-from softprune.lab.train.evaluate import compact_run
-from softprune.lab.train.run import Outcome, Trainer, absolute_paths, check, dense_config, resume, start
+from softprune.lab.train.run import Outcome, Trainer, absolute_paths, check, compact_run, dense_config, resume, start
 from softprune.methods import SoftPruner
 
 Tiny = Callable[..., RunConfig]
@@ -98,7 +97,7 @@ def test_a_run_leaves_its_records(tiny: Tiny, tmp_path: Path) -> None:
         ("train.compact_at=2",),
         ("finetune.epochs=2", "train.label_smoothing=0.1", "schedule.warmup_epochs=1"),
         ("method.name=dense",),
-        (*ADAMW, "data.mixup=0.2", "data.cutmix=1", "data.holdout=45", "method.target.macs=0.5"),
+        (*ADAMW, "data.holdout=45", "method.target.macs=0.5"),
     ],
     ids=["compact_at", "finetune", "dense", "adamw"],
 )
@@ -116,9 +115,6 @@ def test_stopping_and_resuming_changes_nothing(
     assert pieces.result is not None
     for key in ("best", "last", "compact", "sites", "modules"):
         assert getattr(whole.result, key) == getattr(pieces.result, key)
-    sessions = pieces.result.sessions
-    assert [(each.epoch, each.batch) for each in sessions[:2]] == [(0, 0), (0, 4)]
-    assert len(sessions) == 4
 
 
 def test_cuts_on_the_way_and_fine_tuning(tiny: Tiny, tmp_path: Path) -> None:
@@ -237,7 +233,7 @@ def test_weights_that_are_not_finite_are_never_saved(
     def save(trainer: Trainer) -> None:
         if trainer.history.epoch == 2:
             with torch.no_grad():
-                trainer.stage.network.state_dict()[name].view(-1)[0] = bad
+                trainer.network.state_dict()[name].view(-1)[0] = bad
         original(trainer)
 
     monkeypatch.setattr(Trainer, "save", save)
@@ -252,11 +248,11 @@ def test_only_what_the_run_began_with_is_resumed(tiny: Tiny, tmp_path: Path, mon
     data = load_data("digits")
     fewer = ArrayDataset(data.train.images[:-5], data.train.labels[:-5], data.train.mean, data.train.std)
     for other, found in (
-        (dataclasses.replace(data, train=fewer), "training images 1432 instead of 1437"),
+        (dataclasses.replace(data, train=fewer), "training images = 1432 instead of 1437"),
         (dataclasses.replace(data, class_names=tuple("abcdefghij")), "class names"),
     ):
         with monkeypatch.context() as patch:
-            patch.setattr("softprune.lab.train.stage.load_data", lambda *_, other=other, **__: other)
+            patch.setattr("softprune.lab.train.run.open_data", lambda *_, other=other, **__: other)
             with pytest.raises(CheckpointError, match=found):
                 resume(run)
     text = (run / "config.toml").read_text()
@@ -275,7 +271,7 @@ def test_paths_are_absolute_and_folders_are_found(tiny: Tiny, tmp_path: Path, mo
     found = config.data.dir, config.model.weights, config.distill.teacher, config.method.options["plan"]
     assert found == tuple(str(tmp_path / name) for name in ("one", "two", "three", "four"))
     (tmp_path / "runs" / "tiny").mkdir(parents=True)
-    assert check(tiny(), device="cpu")[3] == Path("runs/tiny-2")
+    assert check(tiny(), device="cpu").folder.path == Path("runs/tiny-2")
 
 
 OTHER_OUTPUTS = """
@@ -301,10 +297,10 @@ def seven_classes(num_classes):
         (("method.name=slimming", "train.compact_at=1"), "can continue after a cut"),
         (("method.target.macs=1e-9",), "target"),
         (("model.weights=gone.safetensors",), "does not exist"),
-        (("model.name=other_outputs:two_heads",), "Got tuple in training"),
+        (("model.name=other_outputs:two_heads",), "Got tuple .* in training"),
         (("model.name=other_outputs:seven_classes",), r"Got \(2, 7\) for 2 images"),
         (("distill.teacher=nowhere.pt",), "distill.teacher must be a trained dense network"),
-        (("train.epochs=0", "finetune.epochs=1", "model.pretrained=true"), r"method\.name = scp"),
+        (("train.epochs=0", "finetune.epochs=1", "model.pretrained=true"), "Got scp"),
         (("train.epochs=0", "finetune.epochs=1", "method.name=l1"), "random weights"),
         (("train.epochs=0", "model.pretrained=true", "method.name=l1"), r"finetune\.epochs = 0"),
     ],
@@ -328,10 +324,9 @@ def test_one_shot_cuts_before_its_only_training(tiny: Tiny, tmp_path: Path) -> N
     assert result.table[0].top1 is not None, "of the weights that the run began with"
 
 
-def test_listeners_log_tensorboard_and_pruner_hear_what_happens(
+def test_listeners_log_and_pruner_hear_what_happens(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("tensorboard")
     events, steps = list[Any](), list[int]()
 
     class Heard(Listener):
@@ -348,14 +343,12 @@ def test_listeners_log_tensorboard_and_pruner_hear_what_happens(
             events.append(row.phase)
 
     monkeypatch.setattr(SoftPruner, "update_strength", lambda _, step: steps.append(step))
-    settings = (FEW, "train.epochs=2", "train.compact_at=1", "finetune.epochs=1", "records.tensorboard=true")
+    settings = (FEW, "train.epochs=2", "train.compact_at=1", "finetune.epochs=1")
     result = start(tiny(*settings), tmp_path / "run", listener=Heard()).result
     assert result is not None
     first, second = [(0, 3, 2), 1, 2, "train", "cutting"], [(1, 3, 2), 1, 2, "train", "fine-tuning"]
     assert events == [*first, *second, (2, 3, 2), 1, 2, "finetune", "measuring"]
     assert steps == [1, 2, 3, 4]
-    (written,) = (tmp_path / "run" / "tensorboard").iterdir()
-    assert b"test_top1" in written.read_bytes()
     log = (tmp_path / "run" / "run.log").read_text()
     assert "cutting the network" in log
     assert "epoch 3, lr " in log

@@ -11,7 +11,7 @@ from torch import nn
 from softprune.errors import ConfigError, NonFiniteLoss
 from softprune.graph import Site
 from softprune.lab.config.settings import OptimizerConfig, RunConfig, TrainConfig
-from softprune.lab.data import ArrayDataset, Augmentation, DataBundle, EpochSampler, Mixing, mixed
+from softprune.lab.data import ArrayDataset, Augmentation, DataBundle, EpochSampler
 from softprune.lab.train import step as step_module
 from softprune.lab.train.step import TrainStep, learning_rate, make_optimizer, match_gradients
 from softprune.masks import Clock, SoftMasks, hook_root_, sparsity_loss
@@ -60,7 +60,7 @@ class _Masks:
 class _Run:
     """Everything of a small run."""
 
-    def __init__(self, *, pruned=True, images=None, drop_out=0.0, teacher=None, mixing=None, device=CPU, **options):
+    def __init__(self, *, pruned=True, images=None, drop_out=0.0, teacher=None, device=CPU, **options):
         torch.manual_seed(0)
         self.model = nn.Sequential(
             nn.Conv2d(1, 4, 3, padding=1, bias=False),
@@ -78,14 +78,8 @@ class _Run:
         if images is None:
             images = torch.randn(SIZE, 1, 4, 4, generator=torch.Generator().manual_seed(1))
         data = ArrayDataset.from_arrays(images, torch.arange(SIZE) % 3, device=device)
-        bundle = DataBundle(
-            name="own",
-            num_classes=3,
-            input_shape=(1, 4, 4),
-            train=data,
-            test=data,
-            augmentation=Augmentation(pad=1, flip=True),
-        )
+        crops = Augmentation(pad=1, flip=True)
+        bundle = DataBundle(train=data, test=data, num_classes=3, augmentation=crops)
         self.pruner = _Masks(self.model) if pruned else None
         self.optimizer = make_optimizer(OptimizerConfig(), undecayed_biases(self.model, 2e-4))
         if self.pruner is not None:
@@ -99,7 +93,6 @@ class _Run:
             pruner=self.pruner,
             teacher=teacher,
             train=TrainConfig(**options),
-            mixing=mixing,
         )
 
     def train(self, epochs=2):
@@ -130,33 +123,26 @@ class _Teacher:
 @pytest.mark.filterwarnings("ignore::UserWarning")  # torch 2.13 warns of linear layers in emulated bf16
 @pytest.mark.parametrize(
     "options",
-    [{}, {"label_smoothing": 0.1, "mixing": Mixing(0.4, 1.0)}, {"teacher": _Teacher()}, {"precision": "bf16"}],
-    ids=["plain", "mixing", "teacher", "bf16"],
+    [{}, {"label_smoothing": 0.1}, {"teacher": _Teacher()}, {"precision": "bf16"}],
+    ids=["plain", "smoothing", "teacher", "bf16"],
 )
 def test_is_what_a_plain_loop_computes(options):
     run, plain = _Run(**options), _Run(**options)
     model, optimizer, pruner, teacher = plain.model, plain.optimizer, plain.pruner, plain.step.teacher
-    smoothing, mixing = options.get("label_smoothing", 0.0), plain.step.mixing
+    smoothing = options.get("label_smoothing", 0.0)
     clock, batches, number = Clock(seed=3), plain.step.batches, 0
     sums = []
     for epoch in range(2):
         batches.begin(epoch, 0)
         for position in range(4):
             clock.step.fill_(number)
-            images, labels = batches.batch(*batches.rows(torch.tensor([position])), clock)
-            share = torch.ones(())
-            if mixing:
-                draw = mixing.draws(3, [number], (4, 4))[0]
-                images, share = mixed(images, draw), draw[5]
+            images, labels = batches.batch(torch.tensor([position]), clock)
             optimizer.param_groups[0]["lr"].fill_(0.1 if number < 5 else 0.01)
             optimizer.zero_grad()
             with torch.autocast("cpu", torch.bfloat16, enabled="precision" in options):
                 logits = model(images)
             logits = logits.float()
-            own, before = (
-                F.cross_entropy(logits, each, label_smoothing=smoothing) for each in (labels, labels.roll(1))
-            )
-            task = share * own + (1 - share) * before
+            task = F.cross_entropy(logits, labels, label_smoothing=smoothing)
             joint = task if teacher is None else teacher.joint_loss(task, logits, teacher.outputs(images), labels)
             objective = pruner.loss(joint)
             objective.backward()
@@ -169,10 +155,9 @@ def test_is_what_a_plain_loop_computes(options):
     for mine, theirs in zip(run.model.parameters(), model.parameters(), strict=True):
         assert torch.equal(mine, theirs)
     assert int(run.pruner.clock.step) == 8
-    totals = run.step.totals()
-    assert totals.images == 4 * BATCH
-    means = torch.tensor(sums[4:]).mean(0).tolist()
-    assert [totals.loss, totals.penalty, totals.top1] == pytest.approx(means, rel=1e-5)
+    count, *totals = run.step.totals()
+    assert count == 4 * BATCH
+    assert totals == pytest.approx(torch.tensor(sums[4:]).mean(0).tolist(), rel=1e-5)
 
 
 @pytest.mark.parametrize("pruned", [True, False])
@@ -240,13 +225,10 @@ def test_a_resumed_run_is_bit_identical(stop):
     second = _Run()
     for name, state in saved.items():
         getattr(second, name).load_state_dict(state)
-    share = second.step._rate
     for group in second.optimizer.param_groups:
-        group["lr"] = share
-    epoch, start = second.step.state_dict()["epoch"], second.step.state_dict()["next"]
-    assert (epoch, start) == (stop[0], stop[1] + 1)
-    for number in range(epoch, 3):
-        for _ in second.step.epoch(number, start=start if number == epoch else 0):
+        group["lr"] = second.step._rate
+    for number in range(stop[0], 3):
+        for _ in second.step.epoch(number, start=stop[1] + 1 if number == stop[0] else 0):
             pass
     assert torch.equal(second.result(), whole.result())
 
@@ -269,11 +251,11 @@ def test_a_loss_that_is_not_finite_names_its_step_and_images(check_every, monkey
 
 
 def test_label_smoothing_and_memory_order():
-    plain = _Run(pruned=False).train(1).step.totals().loss
-    assert _Run(pruned=False, label_smoothing=0.3).train(1).step.totals().loss != pytest.approx(plain)
+    plain = _Run(pruned=False).train(1).step.totals()[1]
+    assert _Run(pruned=False, label_smoothing=0.3).train(1).step.totals()[1] != pytest.approx(plain)
     run = _Run(pruned=False, channels_last=True)
     assert run.model[0].weight.is_contiguous(memory_format=torch.channels_last)
-    assert run.train(1).step.totals().loss == pytest.approx(plain, rel=1e-4)
+    assert run.train(1).step.totals()[1] == pytest.approx(plain, rel=1e-4)
 
 
 @pytest.mark.gpu

@@ -13,9 +13,8 @@ from softprune.cut import load, read_origin, read_plans
 from softprune.cut.plan import model_shapes
 from softprune.errors import ConfigError, DataError, FileFormatError
 from softprune.lab.data.files import evaluation_crop, is_image, read_image
-from softprune.lab.runs.networks import build_network, locate_compact, named_config
+from softprune.lab.runs.networks import build_network, locate_compact, named_config, refuse_dense
 from softprune.lab.runs.result import Inputs
-from softprune.lab.train.evaluate import refuse_dense
 from softprune.models import REGISTRY
 
 
