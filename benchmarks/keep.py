@@ -32,7 +32,6 @@ RESULTS = Path(__file__).parents[1] / "results"
 LARGEST = 60_000
 """Bytes of a kept record."""
 DROPPED = ("modules",)
-PER_CHANNEL = ("beta", "gamma", "keep")
 EPOCH = (
     *("epoch", "phase", "decided", "step", "lr", "strength", "margin", "channels", "params", "macs"),
     *("train_loss", "train_top1", "test_loss", "test_top1", "test_top5", "seconds", "images_per_second"),
@@ -58,9 +57,6 @@ def slim(record: Result) -> dict[str, Any]:
     if record.inputs and len(record.inputs.classes) > 10:
         del values["inputs"]
     values["config"] = _differences(values["config"], RunConfig().model_dump(mode="json"))
-    values["sites"] = [
-        {key: value for key, value in site.items() if key not in PER_CHANNEL} for site in values["sites"]
-    ]
     values["epochs"] = [_epoch(row) for row in values["epochs"]]
     return values
 

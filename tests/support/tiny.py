@@ -70,7 +70,7 @@ def metrics(run: Path) -> list[dict[str, Any]]:
 def final_state(run: Path) -> dict[str, Any]:
     """What the last checkpoint holds of the training itself."""
     state = read_newest(run / "checkpoints")[1]
-    history = {key: state["history"][key] for key in ("epoch", "batch", "cuts", "sites", "alive")}
+    history = {key: state["history"][key] for key in ("epoch", "batch", "cuts", "sites")}
     return {"model": state["model"], "stage": state["stage"], **history}
 
 

@@ -76,7 +76,6 @@ def test_a_run_leaves_its_records(tiny: Tiny, tmp_path: Path) -> None:
     assert all(row["latency_ms"] > 0 for row in result["table"])
     assert (result["inputs"]["shape"], result["inputs"]["classes"]) == ([1, 8, 8], [*"0123456789"])
     assert [(site["name"], site["width"]) for site in result["sites"]] == [("1", 8), ("4", 12), ("7", 16)]
-    assert all(site["kept"] == sum(site["keep"]) for site in result["sites"])
     assert sum(site["kept"] for site in result["sites"]) == rows[-1]["channels"] < 8 + 12 + 16
     assert [module["name"] for module in result["modules"]] == ["0", "3", "6", "11"], "what multiplies"
     assert sum(module["macs_compact"] for module in result["modules"]) == compact["macs"]
@@ -129,7 +128,6 @@ def test_cuts_on_the_way_and_fine_tuning(tiny: Tiny, tmp_path: Path) -> None:
         assert each["momentum_buffer"].shape == state["model"][name].shape
     # What was cut at first is still accounted for, at the dense network's widths.
     assert [site.width for site in result.sites] == [8, 12, 16]
-    assert all(len(site.keep) == site.width and sum(site.keep) == site.kept for site in result.sites)
     assert [row.phase for row in rows] == ["train"] * 3 + ["finetune"]
     assert rows[3].macs == rows[2].macs
     assert (rows[3].strength, rows[3].penalty) == (None, None)

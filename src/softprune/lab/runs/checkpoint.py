@@ -31,9 +31,10 @@ class _DamagedError(CheckpointError):
     """The file is not complete."""
 
 
-def checkpoint_path(folder: Path, step: int) -> Path:
-    """Return the path of the checkpoint after ``step`` optimizer steps."""
-    return folder / f"step-{step:010d}{_SUFFIX}"
+def checkpoints_in(folder: Path) -> list[Path]:
+    """Return the checkpoint files, unread, the newest first."""
+    # Steps are zero-padded, so that names sort as numbers do.
+    return sorted(folder.glob(f"step-*{_SUFFIX}"), reverse=True)
 
 
 def save_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> Path:
@@ -42,10 +43,10 @@ def save_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> Path:
     torch.save(state, buffer)
     archive = buffer.getvalue()
     comment = b"softprune checkpoint %d sha256 %s" % (_VERSION, hashlib.sha256(archive).hexdigest().encode())
-    path = checkpoint_path(folder, step)
+    path = folder / f"step-{step:010d}{_SUFFIX}"
     # A ZIP archive ends with the length of its comment, two bytes, and the comment.
     write_atomically(path, (archive[:-2], len(comment).to_bytes(2, "little"), comment), then="resume the run")
-    for old in _newest_first(folder)[2:]:
+    for old in checkpoints_in(folder)[2:]:
         old.unlink(missing_ok=True)
     return path
 
@@ -89,7 +90,7 @@ def read_newest(folder: Path) -> tuple[Path, dict[str, Any]]:
     A checkpoint that cannot be opened, or of another version, is an error: it may be complete, and the training since
     the one before it would be lost.
     """
-    paths = _newest_first(folder)
+    paths = checkpoints_in(folder)
     for path in paths:
         try:
             return path, read_checkpoint(path)
@@ -104,16 +105,6 @@ def read_newest(folder: Path) -> tuple[Path, dict[str, Any]]:
         f"complete. Restore a copy of one, or train from the beginning with "
         f"`{RunFolder(folder.parent).resume_command}`."
     )
-
-
-def newest_path(folder: Path) -> Path | None:
-    """Return the newest checkpoint file, unread, or None."""
-    return next(iter(_newest_first(folder)), None)
-
-
-def _newest_first(folder: Path) -> list[Path]:
-    # Steps are zero-padded, so that names sort as numbers do.
-    return sorted(folder.glob(f"step-*{_SUFFIX}"), reverse=True)
 
 
 def random_state(device: torch.device) -> dict[str, Any]:

@@ -6,9 +6,8 @@ import platform
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from annotated_types import Gt
 from filelock import FileLock, Timeout
 
 from softprune.errors import CheckpointError, ConfigError, FileFormatError, SoftpruneError
@@ -174,26 +173,20 @@ def check_folder_name(name: Any, key: str = "name") -> str:
 # --- a run as reports and comparisons read it: finished, or still in training ----------------------------------------
 
 
-class BenchTiming(Record, extra="ignore"):
-    """How long one network takes."""
-
-    median_ms: Annotated[float, Gt(0)]
-
-
-class BenchTimings(Record, extra="ignore"):
+class BenchRow(Record, extra="ignore"):
     """A row of bench.json: both networks under one backend, precision and batch size."""
 
     batch: int
     round_to: int = 0
     """Widths were cut to multiples of it; 0: as the run was cut."""
-    dense: BenchTiming | None
-    compact: BenchTiming | None
+    dense: dict[str, Any] | None
+    compact: dict[str, Any] | None
 
 
 class BenchFile(Record, extra="ignore"):
     """What reports read of bench.json, which `softprune bench RUN --out RUN/bench.json` writes."""
 
-    rows: tuple[BenchTimings, ...]
+    rows: tuple[BenchRow, ...]
 
 
 class Run(Result):
@@ -266,7 +259,7 @@ def best_latencies(run: Run) -> tuple[float, float] | None:
         return run.latencies
     bench = parse(BenchFile, read_bytes(file), str(file), "Run `softprune bench` again, or remove the file.")
     rows = [row for row in bench.rows if row.batch == run.latency_batch and row.round_to in (0, run.round_to)]
-    times = [(row.dense.median_ms, row.compact.median_ms) for row in rows if row.dense and row.compact]
+    times = [(row.dense["median_ms"], row.compact["median_ms"]) for row in rows if row.dense and row.compact]
     return min(times, key=lambda pair: pair[1], default=run.latencies)
 
 

@@ -150,8 +150,6 @@ class SiteRecord(Record, extra="ignore"):
     activation: Text
     width: Count
     kept: Count
-    keep: tuple[bool, ...] = ()
-    """Whether each channel was kept; empty in records that are kept without it."""
 
 
 class Module(Record):

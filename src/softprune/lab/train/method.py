@@ -1,6 +1,5 @@
 """The pruner and the teacher of a run, made from its configuration."""
 
-import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -156,11 +155,7 @@ def load_teacher(path: Path, config: RunConfig, data: DataBundle, device: torch.
     network = network.eval().requires_grad_(False).to(device)
     if config.train.channels_last:
         network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    digest = hashlib.sha256()
-    for key, value in sorted(network.state_dict().items()):
-        digest.update(key.encode())
-        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return Teacher(network, config.distill.weight, config.distill.temperature, digest.hexdigest())
+    return Teacher(network, config.distill.weight, config.distill.temperature)
 
 
 def _teacher_network(path: Path, config: RunConfig, data: DataBundle) -> nn.Module:

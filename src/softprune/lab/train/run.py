@@ -33,14 +33,7 @@ from softprune.errors import (
 from softprune.lab.config.recipes import changed_settings, config_to_dict, show_changes
 from softprune.lab.config.settings import BASELINE, START, DistillConfig, MethodConfig, RunConfig
 from softprune.lab.data import DataBundle, EpochSampler, open_data
-from softprune.lab.runs.checkpoint import (
-    newest_path,
-    random_state,
-    read_checkpoint,
-    read_newest,
-    save_checkpoint,
-    set_random_state,
-)
+from softprune.lab.runs import checkpoint
 from softprune.lab.runs.environment import command_line, describe_environment
 from softprune.lab.runs.folder import RunFolder, check_folder_name
 from softprune.lab.runs.networks import (
@@ -173,8 +166,8 @@ def evaluate_run(
         set_arithmetic(config.train, world.device)
         images = open_data(config.data, config.seed, world.device)
         evaluator = Evaluator(images, config, world)
-        if newest_path(folder.checkpoints) is not None or not folder.compact.is_file():
-            trainer = Trainer(config, folder, images, world, read_newest(folder.checkpoints)[1])
+        if checkpoint.checkpoints_in(folder.checkpoints) or not folder.compact.is_file():
+            trainer = Trainer(config, folder, images, world, checkpoint.read_newest(folder.checkpoints)[1])
             found["masked" if trainer.pruner is not None else "trained"] = evaluator(trainer.network, on_test=True)
         if folder.compact.is_file():
             dense = build_network(config.model.name, images.num_classes, config.model.options).to(world.device)
@@ -205,7 +198,7 @@ def compact_run(
     with join_world(device) as world:
         set_arithmetic(config.train, world.device)
         images = open_data(config.data, config.seed, world.device)
-        trainer = Trainer(config, folder, images, world, read_newest(folder.checkpoints)[1])
+        trainer = Trainer(config, folder, images, world, checkpoint.read_newest(folder.checkpoints)[1])
         compact, pruner = trainer.network, trainer.pruner
         if (round_to is not None or not gathers) and (out is None or pruner is None):
             raise ConfigError(
@@ -275,8 +268,8 @@ def _resumed(
 ) -> "Trainer":
     """Return a run as it was at its newest checkpoint, the one that rank 0 finds; if none, ``trainer`` or a new one."""
     name, state = None, dict[str, Any]()
-    if world.is_writer and newest_path(folder.checkpoints) is not None:
-        path, state = read_newest(folder.checkpoints)
+    if world.is_writer and checkpoint.checkpoints_in(folder.checkpoints):
+        path, state = checkpoint.read_newest(folder.checkpoints)
         name = path.name
     name = world.broadcast(name)
     if name is None:
@@ -285,9 +278,9 @@ def _resumed(
         return trainer
     path = folder.checkpoints / name
     if not world.is_writer:
-        state = read_checkpoint(path)
+        state = checkpoint.read_checkpoint(path)
     _check_same_config(config, RunConfig(**state["config"]), folder, path)
-    _check_same_files(_describe_images(data), state["data"])
+    _check_same_images(data, state["data"])
     logger.info("resuming from %s", path)
     return Trainer(config, folder, data, world, state)
 
@@ -306,18 +299,18 @@ def _check_same_config(config: RunConfig, saved: RunConfig, folder: RunFolder, p
         )
 
 
-def _check_same_files(now: dict[str, Any], then: dict[str, Any]) -> None:
-    """Raise a CheckpointError if the images or the teacher are not those that the run began with."""
+def _check_same_images(data: DataBundle, then: dict[str, Any]) -> None:
+    """Raise a CheckpointError if the images are not those that the run began with, which its checkpoint describes."""
+    now = _describe_images(data)
     changed = {key: (now[key], then[key]) for key in now if now[key] != then[key]}
     if changed:
         raise CheckpointError(
-            f"A run must be resumed with the images and the teacher that it began with. Got {show_changes(changed)}. "
-            "Restore the files, or start a new run."
+            f"A run must be resumed with the images that it began with. Got {show_changes(changed)}. Restore the "
+            "files, or start a new run."
         )
 
 
 def _describe_images(data: DataBundle) -> dict[str, Any]:
-    """Return what a checkpoint records of the images, to notice when they are others."""
     return {
         "training images": len(data.train),
         "test images": len(data.test),
@@ -399,8 +392,6 @@ class History(BaseModel):
     """The plans that cut the network, as JSON."""
     sites: list[SiteRecord] = Field(default_factory=list)
     """The sites of the dense network, as they were at the last cut, or at the start."""
-    alive: dict[str, list[int]] = Field(default_factory=dict)
-    """Of each site, the channels of the dense network that the network in training still has."""
     pruned: Pruned | None = None
     finalised_step: int | None = None
     """With a target: the step from which the removed channels were fixed."""
@@ -434,7 +425,6 @@ class Trainer:
             self._begin()
         else:
             self._restore(state)
-        self._teacher_before: str | None = None if state is None else state["teacher"]
         self.dense_cost = cost(self.dense, data.example(1))
 
     def _begin(self) -> None:
@@ -447,11 +437,10 @@ class Trainer:
         remedy = "choose another model.name, data.name or image_size"
         check_outputs(self.dense, self.data, f"The network {model.name}", remedy)
         self._set_up(network)
-        self.random = random_state(self.world.device)
+        self.random = checkpoint.random_state(self.world.device)
         for site in () if self.pruner is None else self.pruner.sites:
             record = SiteRecord(name=site.name, activation=site.activation, width=site.width, kept=site.width)
             self.history.sites.append(record)
-            self.history.alive[site.name] = list(range(site.width))
 
     def _restore(self, state: dict[str, Any]) -> None:
         """Build what a checkpoint holds: the dense definition, its cuts, the weights, and all that training changes."""
@@ -531,8 +520,6 @@ class Trainer:
         name = self.config.distill.teacher
         path = self.folder.dense if name == BASELINE else Path(name).expanduser()
         self.teacher = self.step.teacher = load_teacher(path, self.config, self.data, self.world.device)
-        if self._teacher_before is not None:
-            _check_same_files({"teacher": self.teacher.checksum}, {"teacher": self._teacher_before})
 
     @property
     def in_finetuning(self) -> bool:
@@ -571,7 +558,7 @@ class Trainer:
         history, world = self.history, self.world
         if self.config.distill.teacher and self.teacher is None:
             self.load_teacher()
-        set_random_state(self.random, world.device)
+        checkpoint.set_random_state(self.random, world.device)
         history.environment = history.environment or describe_environment(world.device, world.size)
         if world.is_writer:
             self.folder.write_history(history.epochs)
@@ -653,13 +640,11 @@ class Trainer:
         """Warn once if the network has lost more than half of the accuracy that it came with."""
         before = self.history.given[0]
         if before is not None and top1 < before / 2 and not self._warned_of_loss:
-            self._warned_of_loss = True
+            self._warned_of_loss, numbers = True, (self.history.epoch + 1, top1, before)
             logger.warning(
                 "softprune: after epoch %d the accuracy is %.1f%%; the given weights had %.1f%%. If it does not come "
                 "back: lower optimizer.lr, train more epochs, or relax the target",
-                self.history.epoch + 1,
-                top1,
-                before,
+                *numbers,
             )
 
     def _kept(self) -> Totals:
@@ -705,19 +690,12 @@ class Trainer:
         """Return the compact network, and record what was cut."""
         history, masks = self.history, pruner.decide()
         compact = pruner.compact()
-        plan = plans_of(compact)[-1]
         if pruner.status is not None:  # a pruner that continues after a cut does not know
             history.finalised_step = pruner.status.finalised_step
         for number, site in enumerate(history.sites):
-            alive, found = history.alive[site.name], masks.get(site.name)
-            keep = [True] * len(alive) if found is None else found.tolist()
-            left = {index for index, kept in zip(alive, keep, strict=True) if kept}
-            dense = tuple(index in left for index in range(site.width))
-            history.sites[number] = site.model_copy(update={"kept": len(left), "keep": dense})
-            if site.name in plan.modules:
-                cut = plan.modules[site.name]
-                history.alive[site.name] = [] if cut.constant else [alive[index] for index in cut.outputs]
-        history.cuts.append(plan.to_json())
+            if site.name in masks:  # an earlier cut may have removed it
+                history.sites[number] = site.model_copy(update={"kept": int(masks[site.name].sum())})
+        history.cuts.append(plans_of(compact)[-1].to_json())
         return compact
 
     def _finish_pruning(self, pruner: Pruner) -> nn.Module:
@@ -740,31 +718,27 @@ class Trainer:
         """Write a checkpoint. All processes must call it together; rank 0 writes."""
         self.step.check()
         self._check_weights()
-        network, stage = (
-            self.network,
-            {
-                "pruner": None if self.pruner is None else self.pruner.state_dict(),
-                "optimizer": optimizer_state(self.optimizer, self.network),
-                "step": self.step.state_dict(),
-            },
-        )
+        stage = {
+            "pruner": None if self.pruner is None else self.pruner.state_dict(),
+            "optimizer": optimizer_state(self.optimizer, self.network),
+            "step": self.step.state_dict(),
+        }
         self._count_time()
         self._saved_at = time.monotonic()
         if not self.world.is_writer:
             return
-        weights = network.state_dict()
+        weights, buffers = self.network.state_dict(), self.network.named_buffers()
         state = {
             "config": config_to_dict(self.config),
             "data": _describe_images(self.data),
             "history": self.history.model_dump(),
             "model": weights,
             # Of `persistent=False`.
-            "unsaved_buffers": {name: value for name, value in network.named_buffers() if name not in weights},
+            "unsaved_buffers": {name: value for name, value in buffers if name not in weights},
             "stage": stage,
-            "teacher": None if self.teacher is None else self.teacher.checksum,
-            "random": random_state(self.world.device),
+            "random": checkpoint.random_state(self.world.device),
         }
-        save_checkpoint(self.folder.checkpoints, self._steps_done, state)
+        checkpoint.save_checkpoint(self.folder.checkpoints, self._steps_done, state)
 
     def _check_weights(self) -> None:
         """Raise if weights are not finite in any process: no training can continue from them."""

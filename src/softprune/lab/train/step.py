@@ -158,8 +158,6 @@ class Teacher:
     """In eval mode, without gradients, on the device that trains."""
     weight: float
     temperature: float
-    checksum: str
-    """SHA-256 of its weights, by which a resumed run notices another teacher."""
 
     @torch.no_grad()
     def outputs(self, images: Tensor) -> Tensor:
