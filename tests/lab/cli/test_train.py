@@ -142,7 +142,7 @@ FOLDER += ("--set", "data.workers=0", "--set", "train.epochs=2", "--set", "model
 def images(tmp_path: Path) -> Path:
     image_folder(tmp_path / "images")
     module = (tmp_path / "tiny_networks.py").read_text()
-    (tmp_path / "colour_networks.py").write_text(module.replace("block(1, 8, 2)", "block(3, 8, 2)"))
+    (tmp_path / "colour_networks.py").write_text(module.replace("channels=1", "channels=3"))
     return tmp_path / "images"
 
 

@@ -138,15 +138,6 @@ def test_depends_on_seed_step_and_position_alone(data):
     assert len({tuple(image.flatten().tolist()) for image in batch(4)}) > 8
 
 
-@pytest.mark.parametrize("crop", [{"pad": 2}, {"resize": 7}], ids=["padded", "resized"])
-def test_half_a_batch_is_treated_as_in_the_whole(data, crop):
-    indices, words = torch.arange(16), image_words(0, 16)
-    augmentation = Augmentation(**crop, flip=True)
-    whole = augmented_batch(data, indices, augmentation, _clock(), words)[0]
-    half = augmented_batch(data, indices[8:], augmentation, _clock(), words[:, 8:])[0]
-    assert torch.equal(whole[8:], half)
-
-
 def test_all_shifts_and_flips_are_equally_likely():
     # The image holds its own coordinates, so that the crop tells where it comes from.
     plane = torch.arange(1, 26, dtype=torch.float32).view(1, 1, 5, 5)
@@ -218,16 +209,3 @@ def test_where_no_crop_fits_the_centre_is_taken():
     u[2:] = 1.0  # the whole area, and 4 to 3
     assert random_boxes(torch.Size((30, 30)), u[:2], u[2:]).flatten().tolist() == [0, 0, 30, 30]
     assert random_boxes(torch.Size((90, 30)), u[:2], u[2:]).flatten().tolist() == [25, 0, 40, 30]
-
-
-@pytest.mark.gpu
-@pytest.mark.filterwarnings("ignore::UserWarning:torch")  # Inductor's advice
-@pytest.mark.parametrize("crop", [{"pad": 2}, {"resize": 7}], ids=["padded", "resized"])
-def test_a_gpu_makes_the_same_crops_compiled(data, crop):
-    augmentation = Augmentation(**crop, flip=True, erasing=0.5)
-    found = {}
-    for device in ("cpu", "cuda"):
-        step = torch.compile(augmented_batch) if device == "cuda" else augmented_batch
-        arguments = torch.arange(10, device=device), augmentation, Clock(0, device), image_words(0, 10, device)
-        found[device] = step(data.to(device), *arguments)[0].cpu()
-    assert torch.allclose(found["cuda"], found["cpu"], atol=1e-4)

@@ -154,16 +154,6 @@ def test_an_incomplete_folder(root, change, message):
         _load(root)
 
 
-@pytest.mark.parametrize("error", [ImportError("none"), RuntimeError("operator torchvision::nms does not exist")])
-def test_without_a_torchvision_that_fits(root, monkeypatch, error):
-    def broken(name):
-        raise error
-
-    monkeypatch.setattr("softprune.errors.importlib.import_module", broken)
-    with pytest.raises(DataError, match=rf"data\.name = folder.*{error}.*pip install torchvision"):
-        _load(root)
-
-
 def test_held_out_images_are_not_augmented(root):
     bundle, plain = _load(root, holdout=3), _load(root, augment=False)
     assert (len(bundle.train), len(bundle.holdout)) == (7, 3)

@@ -125,31 +125,14 @@ def changed(**changes):
 def one():
     return made(4)
 
-def three():
-    return (made(4),) * 3
-
 def needs(something):
     return made(4), made(4)
 
 def rooted(root):
     return root / "train", root / "test"
 
-def nested():
-    return load_data("folder")
-
 def unnamed():
     return ([(torch.zeros(1, 5, 5), 1)] * 4,) * 2
-
-def worded():
-    data = [(torch.zeros(1, 5, 5), 1)] * 4
-    class Named(list):
-        num_classes = "4"
-    return (Named(data),) * 2
-
-def loaders():
-    class Named(DataLoader):
-        classes = ["a", "b"]
-    return (Named(made(4)),) * 2
 
 def streams():
     class Stream(IterableDataset):
@@ -169,8 +152,6 @@ def far():
 def vast():
     return changed(train=tensors(labels=(3, 4, 5, 6)))
 
-def misshapen():
-    return changed(test=tensors(side=6))
 """
 
 
@@ -202,29 +183,17 @@ def test_what_a_factory_may_return(own, factory, options, train, classes):
     assert not load_data(f"my_own_data:{factory}", options=options, augment=factory == "sized").augmentation.flip
 
 
-def test_arrays_are_moved_to_the_device(own, monkeypatch):
-    moved = []
-    monkeypatch.setattr(ArrayDataset, "to", lambda part, device: moved.append((len(part), device)) or part)
-    load_data("my_own_data:bundle", device="cuda", holdout=1)
-    assert moved == [(3, "cuda"), (4, "cuda"), (1, "cuda")]
-
-
 @pytest.mark.parametrize(
     ("factory", "message"),
     [
         ("one", r"must return \(train, test\)"),
-        ("three", r"must return \(train, test\)"),
         ("needs", "missing 1 required positional argument"),
         ("rooted", r"TypeError: unsupported .* raised in line \d+ of .*my_own_data.py by .*\(root=None\)"),
-        ("nested", "^Images in files need their folder's path"),
         ("unnamed", "must say how many classes"),
-        ("worded", "Got '4' from"),
-        ("loaders", "item 0 of Named"),
         ("streams", "item 0 of Stream"),
         ("unequal", r"one shape\. Got \(3, 8, 8\) for `train` and \(1, 8, 8\)"),
         ("far", r"Labels must be from 0 to 1, since there are 2 classes. Got 0 to 3"),
         ("vast", r"Labels must be from 0 to 3, since there are 4 classes. Got 3 to 6 in `train`"),
-        ("misshapen", r"one shape\. Got \(1, 5, 5\) for `train`"),
         ("missing", "has no attribute 'missing'"),
     ],
 )

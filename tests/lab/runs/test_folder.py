@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from softprune.errors import CheckpointError, ConfigError, FileFormatError
+from softprune.errors import CheckpointError, ConfigError
 from softprune.lab.config.settings import DataConfig, ModelConfig, RunConfig
 from softprune.lab.runs.folder import RunFolder, read_metrics
 from softprune.lab.runs.result import Epoch
@@ -87,18 +87,6 @@ def test_the_lock_removes_what_a_killed_process_left(tmp_path: Path) -> None:
     with folder.lock():
         assert [path.name for path in sorted(folder.path.iterdir())] == [".lock", "checkpoints", "config.toml"]
         assert not list(folder.checkpoints.iterdir())
-
-
-def test_results_of_another_format_are_refused(tmp_path: Path) -> None:
-    folder = RunFolder.create(tmp_path / "run", RunConfig())
-    with pytest.raises(ConfigError, match="softprune resume"):
-        folder.read_result()
-    folder.result.write_text("{")
-    with pytest.raises(FileFormatError, match=r"must be JSON.*delete it"):
-        folder.read_result()
-    folder.result.write_text('{"format": 99}')
-    with pytest.raises(FileFormatError, match=r"'format' .*Got 99"):
-        folder.read_result()
 
 
 def test_a_broken_configuration_is_named_once_with_a_way_out(tmp_path: Path) -> None:

@@ -130,17 +130,10 @@ SITE = {"name": "bn", "activation": "relu", "width": 2, "kept": 1}
         ({"format": 1}, r"'format' is not what softprune writes: must be 2\. Got 1"),
         ({"extra": 1}, r"'extra' is not what softprune writes"),
         ({"wall_seconds": "long"}, r"'wall_seconds' is not .* a valid number\. Got 'long'"),
-        ({"wall_seconds": True}, r"'wall_seconds' is not .* a valid number\. Got true"),
-        ({"dense": [1]}, r"'dense' is not "),
         ({"dense": {"channels": -1, "params": 1, "macs": 1}}, r"'dense\.channels' is not .*\. Got -1"),
-        ({"dense": {"channels": 10**30, "params": 1, "macs": 1}}, r"'dense\.channels' is not "),
-        ({"table": {}}, r"'table' is not "),
-        ({"sites": [3]}, r"'sites\.0' is not "),
         ({"sites": [{**SITE, "kept": None}]}, r"'sites\.0\.kept' is not .*\. Got None"),
         ({"name": "\x1b[31mred"}, r"'name' .*no control characters\. Got '\\x1b\[31mred'"),
-        ({"model": "a\nb"}, r"'model' .*no control characters"),
         ({"config": {"train": {"epochs": -1}}}, r"'config' .*train\.epochs must be greater"),
-        ({"config": {"name": "\x1b"}}, r"'config' .*name must have no control characters"),
     ],
 )
 def test_a_record_that_is_not_ours_is_refused_with_its_field(make_run: Make, change: dict[str, Any], says: str) -> None:

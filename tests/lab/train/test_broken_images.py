@@ -15,15 +15,6 @@ from softprune.lab.train.run import resume, start
 
 Image = pytest.importorskip("PIL.Image", reason='the "vision" extra is not installed')
 
-_NETWORK = """
-from torch import nn
-from tiny_networks import block
-
-def coloured(num_classes):
-    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, num_classes)]
-    return nn.Sequential(*block(3, 8, 2), *block(8, 12, 1), *block(12, 16, 2), *head)
-"""
-
 
 class Break(Listener):
     """Tears the images of a split once a phase or a step has come."""
@@ -62,16 +53,15 @@ def test_a_repaired_run_ends_as_if_its_images_had_always_been_whole(
                 pixels = torch.randint(100, (20, 20, 3), generator=generator, dtype=torch.uint8)
                 pixels[..., label] += 100
                 Image.fromarray(pixels.numpy()).save(images / part / name / f"{i}.png")
-    (tmp_path / "coloured_networks.py").write_text(_NETWORK)
     files = ("data.name=folder", f"data.dir={images}", "data.image_size=8", "data.batch_size=8", "data.workers=0")
-    config = tiny("model.name=coloured_networks:coloured", "method.strength=0.5", *files, *overrides)
+    config = tiny("model.options.channels=3", "method.strength=0.5", *files, *overrides)
     start(config, tmp_path / "whole")
     broken = Break(images, split, step, phase)
     with pytest.raises(DataError) as caught:
         start(config, tmp_path / "run", listener=broken)
     message = str(caught.value)
     assert re.search(rf"Got {images}/{split}/\w+/\d+\.png, which is not: ", message)
-    assert f"`softprune resume {tmp_path / 'run'} --model coloured_networks:coloured`" in message
+    assert f"`softprune resume {tmp_path / 'run'} --model tiny_networks:tiny`" in message
     for path, content in broken.files.items():
         path.write_bytes(content)
     assert resume(tmp_path / "run").result is not None

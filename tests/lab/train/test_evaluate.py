@@ -81,14 +81,6 @@ def test_modes_and_statistics_stay_and_later_weights_count() -> None:
     assert totals(model).loss != before.loss
 
 
-@pytest.mark.parametrize("bias", [0.0, float("nan")])
-def test_a_network_with_equal_outputs_is_not_praised(bias: float) -> None:
-    model = network()
-    nn.init.zeros_(model[4].weight)
-    nn.init.constant_(model[4].bias, bias)
-    assert totals(model).top1 < 40
-
-
 @pytest.mark.parametrize(("is_fast", "dtype"), [(True, torch.bfloat16), (False, torch.float32)])
 def test_a_run_in_bf16_is_evaluated_in_it_only_where_the_device_has_it(
     is_fast: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch

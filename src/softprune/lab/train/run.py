@@ -21,15 +21,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from softprune.costs import Cost, cost
 from softprune.cut import Origin, PrunePlan, apply_plan, load, plans_of, remap_optimizer, save
 from softprune.devices import broadcast_from_rank0_
-from softprune.errors import (
-    CheckpointError,
-    ConfigError,
-    DataError,
-    ModelError,
-    NonFiniteLoss,
-    SoftpruneError,
-    first_few,
-)
+from softprune.errors import CheckpointError, ConfigError, DataError, NonFiniteLoss, SoftpruneError, first_few
 from softprune.lab.config.recipes import changed_settings, config_to_dict, show_changes
 from softprune.lab.config.settings import BASELINE, START, DistillConfig, MethodConfig, RunConfig
 from softprune.lab.data import DataBundle, EpochSampler, open_data
@@ -764,9 +756,6 @@ class Trainer:
             yield
         except NonFiniteLoss as error:
             raise SoftpruneError(f"{error} {self._restart_hint()}") from error
-        except ModelError:
-            self._check_weights()  # which says where it began, and how to start again
-            raise
         except DataError as error:
             raise DataError(
                 f"{error} Repair the images; `{self.folder.resume_command}` resumes the run from its newest checkpoint."
