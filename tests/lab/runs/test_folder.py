@@ -42,7 +42,6 @@ def test_the_command_that_resumes_names_the_code_of_ones_own(tmp_path: Path) -> 
     baseline = RunFolder.create(folder.dense, own)
     for run in (folder, baseline):
         assert run.resume_command == f"softprune resume '{folder.path}' --model my_nets:net --data my_data:load"
-        assert run.again_command == f"softprune train '{folder.config}'"
     with folder.lock(), pytest.raises(CheckpointError, match="--model my_nets:net --data my_data:load"), folder.lock():
         pass
     folder.config.write_text("damaged")

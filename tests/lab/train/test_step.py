@@ -12,9 +12,10 @@ from softprune.errors import ConfigError, NonFiniteLoss
 from softprune.lab.config.settings import OptimizerConfig, RunConfig, TrainConfig
 from softprune.lab.data import ArrayDataset, Augmentation, DataBundle, EpochSampler
 from softprune.lab.train import step as step_module
-from softprune.lab.train.step import TrainStep, learning_rate, make_optimizer, match_gradients
+from softprune.lab.train.step import Teacher, TrainStep, learning_rate, make_optimizer, match_gradients
 from softprune.masks import Clock, draw_chain
 from softprune.methods import SoftPruner
+from softprune.methods.distillation import distillation_loss
 from softprune.methods.pruner import undecayed_biases
 
 CPU = torch.device("cpu")
@@ -81,20 +82,13 @@ class _Run:
         return torch.cat([tensor.detach().double().flatten().cpu() for tensor in tensors])
 
 
-class _Teacher:
-    """A teacher as a step sees it."""
-
-    def outputs(self, images):
-        return images.flatten(1)[:, :3]
-
-    def joint_loss(self, task, logits, taught, labels):
-        return task + F.mse_loss(logits, taught)
+TEACHER = Teacher(nn.Sequential(nn.Flatten(), nn.MaxPool1d(5)).eval(), weight=0.3, temperature=2.0)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # torch 2.13 warns of linear layers in emulated bf16
 @pytest.mark.parametrize(
     "options",
-    [{}, {"label_smoothing": 0.1}, {"teacher": _Teacher()}, {"precision": "bf16"}],
+    [{}, {"label_smoothing": 0.1}, {"teacher": TEACHER}, {"precision": "bf16"}],
     ids=["plain", "smoothing", "teacher", "bf16"],
 )
 def test_is_what_a_plain_loop_computes(options):
@@ -115,7 +109,10 @@ def test_is_what_a_plain_loop_computes(options):
                 logits = model(images)
             logits = logits.float()
             task = F.cross_entropy(logits, labels, label_smoothing=smoothing)
-            joint = task if teacher is None else teacher.joint_loss(task, logits, teacher.outputs(images), labels)
+            joint = task
+            if teacher is not None:
+                soft = distillation_loss(logits, teacher.network(images), labels, weight=1.0, temperature=2.0)
+                joint = 0.3 * soft + 0.7 * task
             objective = pruner.loss(joint)
             objective.backward()
             optimizer.step()

@@ -37,7 +37,7 @@ def open_compact(path: Path, model: str = "", shape: tuple[int, ...] = ()) -> Op
     noted in the file.
     """
     run, compact = locate_compact(path)
-    config = None if run is None else named_config(run, model, needs=("model",))
+    config = None if run is None else named_config(run, model=model)
     if config is not None:
         refuse_dense(config, path)
     if not compact.is_file():

@@ -124,7 +124,7 @@ def resume(
 
     folder = RunFolder.open(run)
     if not folder.result.is_file():
-        named_config(folder, model, data, method)
+        named_config(folder, model=model, data=data, method=method)
     with run_progress() as listener:
         outcome = resume_run(run, device=device, time_limit=seconds, data_dir=data_dir, listener=listener)
     _conclude(outcome)

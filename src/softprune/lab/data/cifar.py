@@ -17,17 +17,13 @@ from softprune.io import read_bytes
 
 
 class Cifar(NamedTuple):
-    """One of the two data sets: its files, their keys, and the normalisation of its pixels."""
+    """One of the two data sets: its files, and the normalisation of its pixels."""
 
     name: str
     folder: str
     train_files: tuple[str, ...]
     test_file: str
     meta_file: str
-    labels: str
-    """The key of the labels in a file."""
-    names: str
-    """The key of the classes' names in the meta file."""
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
 
@@ -35,10 +31,10 @@ class Cifar(NamedTuple):
 # fmt: off
 CIFAR10 = Cifar(
     "cifar10", "cifar-10-batches-py", tuple(f"data_batch_{i}" for i in range(1, 6)), "test_batch", "batches.meta",
-    "labels", "label_names", mean=(125.3, 123.0, 113.9), std=(63.0, 62.1, 66.7),
+    mean=(125.3, 123.0, 113.9), std=(63.0, 62.1, 66.7),
 )
 CIFAR100 = Cifar(
-    "cifar100", "cifar-100-python", ("train",), "test", "meta", "fine_labels", "fine_label_names",
+    "cifar100", "cifar-100-python", ("train",), "test", "meta",
     mean=(129.3, 124.1, 112.4), std=(68.2, 65.4, 70.4),
 )
 # fmt: on
@@ -62,8 +58,9 @@ def read_cifar(cifar: Cifar, root: Path) -> tuple[Part, Part, tuple[str, ...]]:
     *contents, meta = (read_pickle(folder / file) for file in wanted)
     try:
         images = [content["data"].reshape(-1, 3, 32, 32).copy() for content in contents]
-        labels = [np.array(content[cifar.labels], dtype=np.int64) for content in contents]
-        names = tuple(map(_text, meta[cifar.names]))
+        kind = "fine_label" if cifar is CIFAR100 else "label"  # there are coarse ones, too
+        labels = [np.array(content[f"{kind}s"], dtype=np.int64) for content in contents]
+        names = tuple(map(_text, meta[f"{kind}_names"]))
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise DataError(
             f"{folder} must hold the official files of {cifar.name}. Got {error!r} in one of them; unpack them again."

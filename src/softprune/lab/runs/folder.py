@@ -68,11 +68,6 @@ class RunFolder:
                 command += [f"--{key}", name] if is_factory_name(name) else []
         return shlex.join(command)
 
-    @property
-    def again_command(self) -> str:
-        """The command that starts another run with the same settings."""
-        return f"softprune train {shlex.quote(str(self.whole.config))}"
-
     @classmethod
     def create(cls, path: Path | str, config: RunConfig) -> "RunFolder":
         """Make the folder of a new run and write its configuration."""

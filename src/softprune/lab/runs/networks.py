@@ -2,7 +2,7 @@
 
 import copy
 import inspect
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,47 +28,28 @@ _STATE_KEYS = ("state_dict", "model", "model_state")
 """Under one of these a file may hold the state_dict."""
 
 
-def build_network(
-    name: str, num_classes: int | None, options: Mapping[str, Any] | None = None, **more: Any
-) -> nn.Module:
-    """Build the network that ``name`` means: a registry name, or ``module:factory``.
-
-    A factory is called with ``num_classes=``, unless that is None, and with ``options`` and ``more``.
-    """
-    check_name("model.name", name, models.REGISTRY, options=options or more)
-    classes = {} if num_classes is None else {"num_classes": num_classes}
-    given = {**classes, **(options or {}), **more}
+def build_network(name: str, num_classes: int, options: Mapping[str, Any] | None = None) -> nn.Module:
+    """Build the network that ``name`` means: a registry name, or ``module:factory``, which is called with options."""
+    check_name("model.name", name, models.REGISTRY, options=options)
     if ":" not in name:
-        return models.build(name, given["num_classes"])
-    network = call_factory(name, "model.name", given)
-    if not isinstance(network, nn.Module):
-        raise ConfigError(
-            f"The factory of model.name must return an nn.Module. Got {type(network).__name__} from {name!r}."
-        )
-    return network
+        return models.build(name, num_classes)
+    return call_factory(name, "model.name", {"num_classes": num_classes, **(options or {})})
 
 
-def named_config(
-    folder: RunFolder,
-    model: str = "",
-    data: str = "",
-    method: str = "",
-    *,
-    needs: Collection[str] = ("model", "data", "method"),
-) -> RunConfig:
+def named_config(folder: RunFolder, **names: str) -> RunConfig:
     """Return the configuration of a run, if the command names what code of the user's own it names.
 
     The folder of a run is data. A ``module:factory`` in its config.toml is code of whoever wrote it, and is imported
-    only if the user names it too. ``needs`` says which of the names will be imported; the others are not checked.
+    only if the user names it too. ``names`` are what the command names as model, data and method, where it needs them.
     """
-    config, given = folder.read_config(), {"model": model, "data": data, "method": method}
-    for key in needs:
+    config = folder.read_config()
+    for key, given in names.items():
         own = config.setting(f"{key}.name")
-        if given[key] != own and (given[key] or is_factory_name(own)):
+        if given != own and (given or is_factory_name(own)):
             raise ConfigError(
                 "A run is used with its own network, data and method, and code that its config.toml names is imported "
-                f"only if the command names it too. Got {key}.name = {own!r} in {folder.config} and {given[key]!r} in "
-                f"the command; if you trust it, add `--{key} {own}`."
+                f"only if the command names it too. Got {key}.name = {own!r} in {folder.config} and {given!r} in the "
+                f"command; if you trust it, add `--{key} {own}`."
             )
     return config
 
@@ -166,7 +147,7 @@ def _pretrained_weights(config: ModelConfig) -> dict[str, Tensor]:
             f"{config.name!r}; pass a file with model.weights instead."
         )
     with torch.random.fork_rng(devices=[]):
-        return build_network(config.name, None, config.options, **trained).state_dict()
+        return call_factory(config.name, "model.name", {**config.options, **trained}).state_dict()
 
 
 # --- weights ---------------------------------------------------------------------------------------------------------

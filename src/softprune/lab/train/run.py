@@ -5,8 +5,7 @@ Read `start`, `_run` and `Trainer.train`; `step.py` runs one step.
 
 import copy
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from logging.handlers import MemoryHandler
@@ -21,7 +20,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from softprune.costs import Cost, cost
 from softprune.cut import Origin, PrunePlan, apply_plan, load, plans_of, remap_optimizer, save
 from softprune.devices import broadcast_from_rank0_
-from softprune.errors import CheckpointError, ConfigError, DataError, NonFiniteLoss, SoftpruneError, first_few
+from softprune.errors import CheckpointError, ConfigError, SoftpruneError, first_few
 from softprune.lab.config.recipes import changed_settings, config_to_dict, show_changes
 from softprune.lab.config.settings import BASELINE, START, DistillConfig, MethodConfig, RunConfig
 from softprune.lab.data import DataBundle, EpochSampler, open_data
@@ -146,14 +145,11 @@ def resume(
 
 
 def evaluate_run(
-    run: Path, *, device: str = "auto", data_dir: str | None = None, model: str = "", data: str = "", method: str = ""
+    run: Path, *, device: str = "auto", data_dir: str | None = None, **names: str
 ) -> dict[str, EvalTotals]:
-    """Return the test accuracy of a run's network, as trained ("masked"), and "compact".
-
-    ``model``, ``data`` and ``method`` are those of named_config.
-    """
-    folder = RunFolder.open(run)
-    config, found = _for_use(named_config(folder, model, data, method), data_dir), dict[str, EvalTotals]()
+    """Return the test accuracy of a run's network, as trained ("masked") and compact; ``names`` as in named_config."""
+    folder, found = RunFolder.open(run), dict[str, EvalTotals]()
+    config = _for_use(named_config(folder, **names), data_dir)
     with join_world(device) as world:
         set_arithmetic(config.train, world.device)
         images = open_data(config.data, config.seed, world.device)
@@ -175,17 +171,15 @@ def compact_run(
     data_dir: str | None = None,
     round_to: int | None = None,
     gathers: bool = True,
-    model: str = "",
-    data: str = "",
-    method: str = "",
+    **names: str,
 ) -> tuple[Path, Cost, Cost]:
     """Write the compact network of a run's newest checkpoint; return its path, the dense cost and its own cost.
 
     For a finished run it equals the network that the run wrote, if the device is the same. `round_to` and `gathers`
-    are those of Pruner.compact; `model`, `data` and `method` those of named_config.
+    are those of Pruner.compact; `names` those of named_config.
     """
     folder = RunFolder.open(run)
-    config = _for_use(named_config(folder, model, data, method), data_dir)
+    config = _for_use(named_config(folder, **names), data_dir)
     refuse_dense(config, run)
     with join_world(device) as world:
         set_arithmetic(config.train, world.device)
@@ -287,7 +281,7 @@ def _check_same_config(config: RunConfig, saved: RunConfig, folder: RunFolder, p
     if changed:
         raise CheckpointError(
             f"{path} must belong to the run that config.toml describes. Got another configuration, "
-            f"{show_changes(changed)}: restore {folder.whole.config}, or start a new run with `{folder.again_command}`."
+            f"{show_changes(changed)}: restore {folder.whole.config}, or start a new run."
         )
 
 
@@ -527,23 +521,22 @@ class Trainer:
         self._saved_at = self._counted_at = time.monotonic()
         self._set_out()
         history, every = self.history, self.config.records.checkpoint_epochs
-        with self._failures_explained():
-            while history.epoch < self.total_epochs:
-                self._cut_if_due()
-                step, pruner = self.step, self.pruner
-                listener.on_epoch_start(history.epoch, self.total_epochs, step.steps)
-                for position in step.epoch(history.epoch, history.batch):
-                    history.batch = position + 1
-                    if pruner is not None:
-                        pruner.update_strength(self._steps_done)
-                    listener.on_step(history.batch)
-                    if history.batch < step.steps and self._saves_or_stops():
-                        return self._ended()
-                self._end_epoch()
-                is_last = history.epoch == self.total_epochs
-                if self._saves_or_stops(is_last or (every > 0 and history.epoch % every == 0)) and not is_last:
+        while history.epoch < self.total_epochs:
+            self._cut_if_due()
+            step, pruner = self.step, self.pruner
+            listener.on_epoch_start(history.epoch, self.total_epochs, step.steps)
+            for position in step.epoch(history.epoch, history.batch):
+                history.batch = position + 1
+                if pruner is not None:
+                    pruner.update_strength(self._steps_done)
+                listener.on_step(history.batch)
+                if history.batch < step.steps and self._saves_or_stops():
                     return self._ended()
-            return self._ended(self._finish())
+            self._end_epoch()
+            is_last = history.epoch == self.total_epochs
+            if self._saves_or_stops(is_last or (every > 0 and history.epoch % every == 0)) and not is_last:
+                return self._ended()
+        return self._ended(self._finish())
 
     def _set_out(self) -> None:
         """Load and set what training begins with, and record it."""
@@ -741,25 +734,8 @@ class Trainer:
         raise SoftpruneError(
             "The weights and BatchNorm's statistics must be finite. Got infinity or NaN in "
             f"{first_few(bad) or 'another process'} after step {self._steps_done - 1} (epoch {epoch}, batch {batch}). "
-            f"Lower the learning rate or the strength. {self._restart_hint()}"
+            "Lower the learning rate or the strength, in a new run."
         )
-
-    def _restart_hint(self) -> str:
-        """Return what to do after training diverged. A run keeps its settings, so that other ones are another run."""
-        rate = "finetune.lr" if self.in_finetuning else "optimizer.lr"
-        return f"Start a new run with `{self.folder.again_command} --set {rate}=...`."
-
-    @contextmanager
-    def _failures_explained(self) -> Iterator[None]:
-        """Add to what stops the loop how the run is resumed, or started again."""
-        try:
-            yield
-        except NonFiniteLoss as error:
-            raise SoftpruneError(f"{error} {self._restart_hint()}") from error
-        except DataError as error:
-            raise DataError(
-                f"{error} Repair the images; `{self.folder.resume_command}` resumes the run from its newest checkpoint."
-            ) from error
 
     # --- the end ---------------------------------------------------------------------------------------------------
 

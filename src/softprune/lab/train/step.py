@@ -6,13 +6,10 @@ captured once as a graph that a single call replays. The optimizer and its learn
 """
 
 import copy
-import logging
 import math
 import os
-import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -150,23 +147,13 @@ def _named_parameters(optimizer: Optimizer, network: nn.Module) -> dict[str, Ten
 # --- the step --------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Teacher:
+class Teacher(NamedTuple):
     """A trained network and how much the network in training learns from it."""
 
     network: nn.Module
     """In eval mode, without gradients, on the device that trains."""
     weight: float
     temperature: float
-
-    @torch.no_grad()
-    def outputs(self, images: Tensor) -> Tensor:
-        return self.network(images)
-
-    def joint_loss(self, task: Tensor, logits: Tensor, outputs: Tensor, labels: Tensor) -> Tensor:
-        # The task loss may be of smoothed labels, so only the teacher's part is taken from the function.
-        soft = distillation_loss(logits, outputs, labels, weight=1.0, temperature=self.temperature)
-        return self.weight * soft + (1 - self.weight) * task
 
 
 class TrainStep:
@@ -273,10 +260,13 @@ class TrainStep:
         # A cache of cast weights would outlive the capture, and each weight is used only once.
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self._bf16, cache_enabled=False):
             logits = self.model(images)
-            taught = None if self.teacher is None else self.teacher.outputs(images)
+            with torch.no_grad():
+                taught = None if self.teacher is None else self.teacher.network(images)
         joint = task = F.cross_entropy(logits.float(), labels, label_smoothing=self._smoothing)
         if self.teacher is not None and taught is not None:
-            joint = self.teacher.joint_loss(task, logits.float(), taught, labels)
+            _, weight, temperature = self.teacher
+            soft = distillation_loss(logits.float(), taught, labels, weight=1.0, temperature=temperature)
+            joint = weight * soft + (1 - weight) * task
         objective = joint if self.pruner is None else self.pruner.loss(joint)
         with torch.no_grad():
             count = torch.full_like(task, len(labels), dtype=torch.float64)
@@ -334,15 +324,12 @@ class TrainStep:
 
     def _first_run(self) -> None:
         """Prepare steps as the mode says, and run the first one. Where compiling fails, steps run eagerly."""
-        began = time.perf_counter()
         self.mode, self._run = self._mode, self._step
         if self.mode == "auto":
             self.mode = "compile" if self.device.type == "cuda" else "eager"
         if self.mode == "compile" and (why_not := self._try_compiled()):
             logger.warning("softprune: training steps cannot be compiled, and run eagerly: %s", why_not)
             self.mode = "eager"
-        level = logging.DEBUG if self.mode == "eager" else logging.INFO
-        logger.log(level, "training steps run in mode %s, prepared in %.1f s", self.mode, time.perf_counter() - began)
         self._run()
 
     @property
