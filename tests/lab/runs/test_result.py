@@ -132,7 +132,7 @@ SITE = {"name": "bn", "activation": "relu", "width": 2, "kept": 1}
         ({"wall_seconds": "long"}, r"'wall_seconds' is not .* a valid number\. Got 'long'"),
         ({"dense": {"channels": -1, "params": 1, "macs": 1}}, r"'dense\.channels' is not .*\. Got -1"),
         ({"sites": [{**SITE, "kept": None}]}, r"'sites\.0\.kept' is not .*\. Got None"),
-        ({"name": "\x1b[31mred"}, r"'name' .*no control characters\. Got '\\x1b\[31mred'"),
+        ({"name": "\x1b[31mred"}, r"'name' .*\. Got '\\x1b\[31mred'"),
         ({"config": {"train": {"epochs": -1}}}, r"'config' .*train\.epochs must be greater"),
     ],
 )
@@ -149,8 +149,6 @@ def test_files_that_are_not_there(make_run: Make, tmp_path: Path) -> None:
     with pytest.raises(FileFormatError, match=r"must hold result\.json, or metrics\.jsonl .* Give the folder that"):
         load_run(tmp_path / "nothing")
     folder, _ = make_run()
-    with pytest.raises(FileFormatError, match=r"It holds several runs: .* use `softprune compare "):
-        load_run(folder.parent)
     (folder / "result.json").unlink()
     (folder / "metrics.jsonl").write_text("")
     with pytest.raises(FileFormatError, match="at least one finished epoch"):

@@ -154,16 +154,15 @@ class EpochSampler:
         """Images per step in this process."""
         return self.batch_size // self.world_size
 
-    @property
-    def local_slice(self) -> slice:
-        """The part of a batch that this process takes."""
-        return slice(self.rank * self.local_batch, (self.rank + 1) * self.local_batch)
+    def share(self, batches: Tensor) -> Tensor:
+        """Return the part of batches (..., batch_size) that this process takes."""
+        first = self.rank * self.local_batch
+        return batches[..., first : first + self.local_batch].contiguous()
 
     def draws(self, epoch: int) -> Tensor:
         """Return the number of each image of the epoch, counted since training began, (steps, local_batch)."""
         length = self.steps * self.batch_size
-        numbers = torch.arange(epoch * length, (epoch + 1) * length)
-        return numbers.view(self.steps, self.batch_size)[:, self.local_slice].contiguous()
+        return self.share(torch.arange(epoch * length, (epoch + 1) * length).view(self.steps, self.batch_size))
 
     def indices(self, epoch: int, device: torch.device | str = "cpu") -> Tensor:
         """Return the images of the epoch's batches, (steps, local_batch), the same on every device."""
@@ -171,7 +170,7 @@ class EpochSampler:
         first, start = divmod(epoch * length, self.size)
         passes = range(first, first - (-(start + length) // self.size))
         order = torch.cat([self.permutation(number, device) for number in passes])[start : start + length]
-        return order.view(self.steps, self.batch_size)[:, self.local_slice].contiguous()
+        return self.share(order.view(self.steps, self.batch_size))
 
     def permutation(self, number: int, device: torch.device | str = "cpu") -> Tensor:
         """Return the permutation with this number: the images sorted by a hash."""
@@ -188,8 +187,7 @@ class ArrayBatches:
         self.data, self.sampler, self.augmentation = data, sampler, augmentation
         self.device = data.device
         self._order = torch.zeros(sampler.steps, sampler.local_batch, dtype=torch.int64, device=self.device)
-        words = image_words(sampler.seed, sampler.batch_size, self.device)
-        self._words = words[:, sampler.local_slice].contiguous()
+        self._words = sampler.share(image_words(sampler.seed, sampler.batch_size, self.device))
 
     def begin(self, epoch: int, start: int) -> None:
         """Start an epoch at its batch number `start`."""

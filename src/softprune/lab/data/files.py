@@ -40,9 +40,8 @@ class LoadedDataset(Dataset[Any]):
     def __init__(self, dataset: Any, *, num_classes: int, seed: int = 0, plain: Any = None) -> None:
         self.dataset, self.plain = dataset, dataset if plain is None else plain
         self.num_classes, self.seed = num_classes, seed
-        self._kind: tuple[tuple[int, ...], torch.dtype] | None = None
         first, _ = self[0, 0]
-        self._kind = self.shape, self.dtype = tuple(first.shape), first.dtype
+        self.shape, self.dtype = tuple(first.shape), first.dtype
         # In units of the loaded values.
         mean, std = (IMAGENET_MEAN, _STD) if self.shape[0] == 3 else (127.5, 127.5)
         if self.dtype != torch.uint8:
@@ -57,35 +56,18 @@ class LoadedDataset(Dataset[Any]):
         try:
             with _seeded(random.Random((self.seed << 64) + draw).getrandbits(63)):
                 image, label = self.dataset[index]
-            return self._image(image), self._label(label)
+            if not isinstance(image, Tensor):
+                image = torch.from_numpy(np.array(image))
+                image = image.permute(2, 0, 1).contiguous() if image.ndim == 3 else image.unsqueeze(0)
+            if int(label) != label or not 0 <= label < self.num_classes:
+                raise DataError(f"a label must be a number from 0 to {self.num_classes - 1}; got {label}")
+            return image, int(label)
         except Exception as error:  # decoders and transforms raise nearly anything
             reason = (str(error) or type(error).__name__).splitlines()[0].removesuffix(".")
             raise DataError(
                 f"Every image must be readable, with its label. Got {self._source(index)}, which is not: {reason}. "
                 "Replace it and resume; without it the data set is another one and needs a new run."
             ) from error
-
-    def _image(self, image: Any) -> Tensor:
-        if not isinstance(image, Tensor):
-            image = torch.from_numpy(np.array(image))
-            image = image.permute(2, 0, 1).contiguous() if image.ndim == 3 else image.unsqueeze(0)
-        if image.ndim != 3 or (image.dtype != torch.uint8 and not image.is_floating_point()):
-            raise DataError(
-                "an image must be a tensor (C, H, W) or an array (H, W, C) of bytes or floats, or a PIL image; "
-                f"got {image.dtype} of shape {tuple(image.shape)}"
-            )
-        if self._kind not in (None, (tuple(image.shape), image.dtype)):
-            raise DataError(
-                f"all images must have one shape and type; got {tuple(image.shape)} of {image.dtype}, and "
-                "{} of {} of the first one: resize and convert them".format(*self._kind)
-            )
-        return image
-
-    def _label(self, label: Any) -> int:
-        number = int(label)
-        if number != label or not 0 <= number < self.num_classes:
-            raise DataError(f"a label must be a number from 0 to {self.num_classes - 1}; got {label}")
-        return number
 
     def _source(self, index: int) -> str:
         data = self.dataset

@@ -234,12 +234,9 @@ def load_run(run_dir: Path | str) -> Run:
         return Run.model_construct(path=folder.path, **dict(folder.read_result()))
     if folder.metrics.exists():
         return _in_training(folder)
-    remedy = "Give the folder that `softprune train` wrote."
-    if not folder.config.is_file() and any(folder.path.glob("*/result.json")):
-        remedy = f"It holds several runs: give one of them, or use `softprune compare {shlex.quote(str(folder.path))}`."
     raise FileFormatError(
         f"A run folder must hold result.json, or metrics.jsonl while the run is in training. Got {folder.path} with "
-        f"neither. {remedy}"
+        "neither. Give the folder that `softprune train` wrote."
     )
 
 

@@ -10,18 +10,11 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from annotated_types import Ge, Lt, MinLen
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 from pydantic_core import ValidationError
 
-from softprune.errors import FileFormatError, show, storable
+from softprune.errors import FileFormatError, show
 from softprune.lab.config.settings import RunConfig
-
-
-def _without_controls(text: str) -> str:
-    """Refuse control characters: names and commands are printed to terminals."""
-    if storable(text) != text:
-        raise ValueError("text must have no control characters")
-    return text
 
 
 def _finite_or_none(value: Any) -> Any:
@@ -29,7 +22,8 @@ def _finite_or_none(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-Text = Annotated[str, AfterValidator(_without_controls)]
+Text = Annotated[str, StringConstraints(pattern=r"^\P{Cc}*$")]
+"""Names and commands are printed to terminals: they have no control characters."""
 Count = Annotated[int, Ge(0), Lt(2**63)]
 Number = Annotated[float | None, BeforeValidator(_finite_or_none)]
 

@@ -182,7 +182,6 @@ def compact_run(
     config = _for_use(named_config(folder, **names), data_dir)
     refuse_dense(config, run)
     with join_world(device) as world:
-        set_arithmetic(config.train, world.device)
         images = open_data(config.data, config.seed, world.device)
         trainer = Trainer(config, folder, images, world, checkpoint.read_newest(folder.checkpoints)[1])
         compact, pruner = trainer.network, trainer.pruner
@@ -207,7 +206,6 @@ def _prepare(config: RunConfig, folder: RunFolder, world: World) -> "Trainer":
     """Everything that can be wrong is raised before there is a folder, so that a mistake leaves no files."""
     check_method(config)
     check_one_shot(config)
-    set_arithmetic(config.train, world.device)
     trainer = Trainer(config, folder, open_data(config.data, config.seed, world.device), world)
     if config.distill.teacher not in ("", BASELINE):
         trainer.load_teacher()
@@ -231,7 +229,6 @@ def _run(
     with folder.lock() if world.is_writer else nullcontext(), StopSignal(time_limit) as stop:
         if world.is_writer:
             open_log(log, folder.log)
-        set_arithmetic(config.train, world.device)
         data = open_data(config.data, config.seed, world.device) if trainer is None else trainer.data
         if config.train.dense_baseline:
             baseline, dense = RunFolder(folder.dense), dense_config(config)
@@ -400,6 +397,7 @@ class Trainer:
         self, config: RunConfig, folder: RunFolder, data: DataBundle, world: World, state: dict[str, Any] | None = None
     ) -> None:
         self.config, self.folder, self.data, self.world = config, folder, data, world
+        set_arithmetic(config.train, world.device)
         self.evaluate = Evaluator(data, config, world)
         self.origin = Origin(config.model.name, config.data.name, data.input_shape)
         self.total_epochs = config.train.epochs + config.finetune.epochs
