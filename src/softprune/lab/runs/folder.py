@@ -168,7 +168,7 @@ def check_folder_name(name: Any, key: str = "name") -> str:
 # --- a run as reports and comparisons read it: finished, or still in training ----------------------------------------
 
 
-class BenchRow(Record, extra="ignore"):
+class BenchPair(Record, extra="ignore"):
     """A row of bench.json: both networks under one backend, precision and batch size."""
 
     batch: int
@@ -181,7 +181,7 @@ class BenchRow(Record, extra="ignore"):
 class BenchFile(Record, extra="ignore"):
     """What reports read of bench.json, which `softprune bench RUN --out RUN/bench.json` writes."""
 
-    rows: tuple[BenchRow, ...]
+    rows: tuple[BenchPair, ...]
 
 
 class Run(Result):

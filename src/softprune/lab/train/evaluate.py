@@ -1,13 +1,13 @@
 """Evaluation of a network: accuracy on a whole test set, and the latency of a forward."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from softprune.devices import broadcast_from_rank0_, capture_graph, has_fast_bf16, time_ms
+from softprune.devices import Call, broadcast_from_rank0_, capture_graph, has_fast_bf16, time_ms
 from softprune.lab.config.settings import RunConfig
 from softprune.lab.data import ArrayDataset, BatchLoader, DataBundle, LoadedDataset, normalised
 from softprune.lab.world import World
@@ -75,7 +75,7 @@ class Evaluator:
             columns = torch.stack([torch.ones_like(losses), losses, best[:, 0].double(), best.any(1).double()], dim=1)
             totals.add_((weights[:, None] * columns).sum(0))
 
-        run: Callable[[], None] = add
+        run: Call = add
         if self._world.size > 1:
             # Each process has its own running statistics; those of rank 0 are saved.
             broadcast_from_rank0_(*network.buffers())
@@ -84,11 +84,7 @@ class Evaluator:
                 for buffer, content in zip(buffers, (*batch, weights), strict=True):
                     buffer.copy_(content)
                 if number == 0 and self._captures and len(rows) >= _CAPTURED_FROM:
-                    try:
-                        run = capture_graph(add, device, trial=add, undo=totals.zero_).replay
-                    except Exception as error:
-                        logger.warning("softprune: evaluation cannot run as a CUDA graph, and runs eagerly: %s", error)
-                        totals.zero_()
+                    run = _captured(add, device, totals.zero_)
                 run()
         images_seen, loss, first, five = self._world.sum_(totals).tolist()
         top5 = 100 * five / images_seen if self._data.num_classes > 5 else None
@@ -117,11 +113,16 @@ def latency_ms(network: nn.Module, batch: Tensor) -> float:
     def forward() -> None:
         network(batch)
 
-    call: Callable[[], object] = forward
     with evaluating(network):
-        if batch.device.type == "cuda":
-            try:
-                call = capture_graph(forward, batch.device, trial=forward, undo=lambda: None).replay
-            except RuntimeError as error:
-                logger.info("the forward is timed from Python, since it cannot be captured: %s", error)
+        call = _captured(forward, batch.device, lambda: None) if batch.device.type == "cuda" else forward
         return time_ms(call, batch.device, rounds=30, limit=1.5)
+
+
+def _captured(body: Call, device: torch.device, undo: Call) -> Call:
+    """Return ``body`` as a CUDA graph, which has not run, or as it is where it cannot be captured."""
+    try:
+        return capture_graph(body, device, trial=body, undo=undo).replay
+    except Exception as error:
+        logger.info("an evaluation runs eagerly, since it cannot be captured as a CUDA graph: %s", error)
+        undo()
+        return body
