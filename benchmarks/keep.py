@@ -3,7 +3,7 @@
     python benchmarks/keep.py RUN ... [--network] [--name NAME]
 
 A kept record has what tables and figures need: configuration, environment, cost, final metrics and a line per epoch.
-Channels' histories, layers and sessions stay in the folder of the run. `--network` keeps the compact network as well
+Channels' histories and layers stay in the folder of the run. `--network` keeps the compact network as well
 (of a dense run its weights), convolutions and linear layers in float16. Without a RUN the list is written again.
 """
 
@@ -31,8 +31,7 @@ from counting import PaperCounter
 RESULTS = Path(__file__).parents[1] / "results"
 LARGEST = 60_000
 """Bytes of a kept record."""
-DROPPED = ("modules", "sessions")
-PER_CHANNEL = ("beta", "gamma", "keep")
+DROPPED = ("modules",)
 EPOCH = (
     *("epoch", "phase", "decided", "step", "lr", "strength", "margin", "channels", "params", "macs"),
     *("train_loss", "train_top1", "test_loss", "test_top1", "test_top5", "seconds", "images_per_second"),
@@ -58,9 +57,6 @@ def slim(record: Result) -> dict[str, Any]:
     if record.inputs and len(record.inputs.classes) > 10:
         del values["inputs"]
     values["config"] = _differences(values["config"], RunConfig().model_dump(mode="json"))
-    values["sites"] = [
-        {key: value for key, value in site.items() if key not in PER_CHANNEL} for site in values["sites"]
-    ]
     values["epochs"] = [_epoch(row) for row in values["epochs"]]
     return values
 

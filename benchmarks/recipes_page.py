@@ -37,7 +37,7 @@ dir = "flowers"
 image_size = 224
 holdout = 500                         # the best epoch is chosen on these training images, not on the test set
 batch_size = 64
-randaugment = 9
+erasing = 0.25
 
 [train]
 epochs = 30
@@ -58,7 +58,7 @@ name = "scp"
 target = { macs = 0.5 }               # at most half of the MACs; also params, channels, latency
 
 [records]
-tensorboard = true
+checkpoint_seconds = 300
 ```
 
 `softprune train flowers.toml --dry-run` checks it, `softprune train flowers.toml` trains it.

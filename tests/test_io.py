@@ -49,7 +49,6 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "config.toml": ("config.toml", lambda path: RunFolder(path.parent).read_config()),
     "result.json": ("result.json", lambda path: load_run(path.parent)),
     "metrics.jsonl": ("metrics.jsonl", lambda path: load_run(path.parent)),
-    "sessions.jsonl": ("sessions.jsonl", lambda path: RunFolder(path.parent).read_sessions()),
 }
 
 

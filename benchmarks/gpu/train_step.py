@@ -52,7 +52,7 @@ def scp_steps(network: torch.nn.Module) -> Iterator[int]:
     device = torch.device(DEVICE)
     data = ArrayDataset.from_arrays(*synthetic(), mean=MEAN, std=STD, device=device)
     crops = Augmentation(pad=4, flip=True)
-    bundle = DataBundle(name="", num_classes=10, input_shape=(3, 32, 32), train=data, test=data, augmentation=crops)
+    bundle = DataBundle(train=data, test=data, num_classes=10, augmentation=crops)
     pruner = SoftPruner(network, bundle.example(2, device), strength=1e-4)
     pruner.updates_on_step = False
     optimizer = make_optimizer(OptimizerConfig(), pruner.parameter_groups(weight_decay=2e-4))

@@ -16,8 +16,8 @@ from softprune.lab.config.recipes import load_recipe
 from softprune.lab.config.settings import MethodConfig, RunConfig, TrainConfig
 from softprune.lab.runs.checkpoint import read_newest
 from softprune.lab.train.control import Listener
+from softprune.lab.train.method import check_method
 from softprune.lab.train.run import resume, start
-from softprune.lab.train.stage import check_method
 
 NETWORK = """
 from torch import nn

@@ -19,7 +19,7 @@ from softprune.cut import PrunePlan, remap_optimizer
 from softprune.cut.selection import read_graph
 from softprune.errors import ConfigError
 from softprune.lab.config.settings import TITLES
-from softprune.lab.train.stage import options_of
+from softprune.lab.train.method import options_of
 from softprune.masks import is_masked
 from softprune.methods import REGISTRY, Pruner, RandomPruner
 from softprune.methods.options import keywords_of

@@ -1,6 +1,8 @@
 """A run so small that a test can have many: a network of the user's own on the digits, seconds in all."""
 
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ from softprune.devices import Call, time_ms
 from softprune.lab.config.recipes import load_recipe
 from softprune.lab.config.settings import RunConfig
 from softprune.lab.runs.checkpoint import read_newest
+from softprune.lab.train.control import Listener
 
 _NETWORK = """
 from torch import nn
@@ -17,9 +20,9 @@ from torch import nn
 def block(inputs, outputs, stride):
     return [nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
 
-def tiny(num_classes):
+def tiny(num_classes, channels=1):
     head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, num_classes)]
-    return nn.Sequential(*block(1, 8, 2), *block(8, 12, 1), *block(12, 16, 2), *head)
+    return nn.Sequential(*block(channels, 8, 2), *block(8, 12, 1), *block(12, 16, 2), *head)
 """
 
 _RECIPE = """
@@ -41,6 +44,18 @@ checkpoint_epochs = 1
 
 TIMES = {"seconds", "images_per_second"}
 """What differs between two runs of the same configuration."""
+
+
+class StopAt(Listener):
+    """Stops a run by SIGTERM, after so many steps."""
+
+    def __init__(self, steps: int) -> None:
+        self.left = steps
+
+    def on_step(self, done: int) -> None:
+        self.left -= 1
+        if self.left == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
 def tiny_recipe(folder: Path) -> Path:
@@ -70,7 +85,7 @@ def metrics(run: Path) -> list[dict[str, Any]]:
 def final_state(run: Path) -> dict[str, Any]:
     """What the last checkpoint holds of the training itself."""
     state = read_newest(run / "checkpoints")[1]
-    history = {key: state["history"][key] for key in ("epoch", "batch", "cuts", "sites", "alive")}
+    history = {key: state["history"][key] for key in ("epoch", "batch", "cuts", "sites")}
     return {"model": state["model"], "stage": state["stage"], **history}
 
 

@@ -22,11 +22,11 @@ from softprune.lab.config.settings import BASELINE, RunConfig, Section
 from softprune.lab.data import DATASETS
 from softprune.lab.factories import check_name
 from softprune.lab.report import render_run
-from softprune.lab.runs.folder import RunFolder, check_folder_name, check_not_url
+from softprune.lab.runs.folder import BusyError, RunFolder, check_folder_name
 from softprune.lab.runs.networks import check_weights_exist
 from softprune.lab.train.control import Listener, StopSignal
+from softprune.lab.train.method import check_method
 from softprune.lab.train.run import absolute_paths, resume, start
-from softprune.lab.train.stage import check_method
 
 _AFTER = "{after}"
 """In a value of `set`, the folder of the run named by `after`."""
@@ -103,7 +103,7 @@ def read_sweep(sweep: Path | str, out: Path | str | None = None, *, data_dir: st
     try:
         file = _File(**values)
         name = check_folder_name(file.name or path.stem, "A sweep's name")
-        folder = (Path("runs") / name if out is None else check_not_url(out)).absolute()
+        folder = (Path("runs") / name if out is None else Path(out)).absolute()
         cells: list[Cell] = []
         for run in file.run:
             cells += _cells(run, file.grid, path.parent, folder, data_dir, cells)
@@ -320,7 +320,9 @@ def _train(cell: Cell, before: Ended | None, progress: Progress, device: str, ti
             return Ended(cell, "stopped", outcome.stopped)
         render_run(folder.path)
         return Ended(cell, "done")
+    except BusyError:
+        return Ended(cell, "elsewhere")
     except (SoftpruneError, OSError) as error:
-        return Ended(cell, "elsewhere") if folder.is_locked() else Ended(cell, "failed", str(error))
+        return Ended(cell, "failed", str(error))
     except Exception:  # a defect in one run must not end the others
         return Ended(cell, "failed", traceback.format_exc())

@@ -1,12 +1,11 @@
 """Distributed training: the processes that torchrun started, or a single one."""
 
-import copy
 import hashlib
 import os
-import re
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -15,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from softprune.errors import ConfigError, first_line
+from softprune.errors import ConfigError, SoftpruneError, first_line
 
 T = TypeVar("T")
 
@@ -63,61 +62,46 @@ class World:
         if self.size > 1:
             dist.barrier()
 
-    def unused_parameters(self, network: nn.Module, example: Tensor) -> list[nn.Parameter]:
-        """Return the parameters that the output in training does not depend on; none in a single process."""
-        if self.size == 1:
-            return []
-        probe = copy.deepcopy(network).train()
-        with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
-            probe(example).sum().backward()
-        used = {name for name, parameter in probe.named_parameters() if parameter.grad is not None}
-        return [each for name, each in network.named_parameters() if each.requires_grad and name not in used]
-
-    def wrap(self, model: nn.Module, unused: Sequence[nn.Parameter]) -> nn.Module:
-        """Wrap the network, which has these unused parameters, in DistributedDataParallel.
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """Wrap the network in DistributedDataParallel.
 
         DDP broadcasts the buffers of rank 0 before each forward, so the running statistics, and with them the
-        checkpoint, are those of rank 0.
+        checkpoint, are those of rank 0. Every step has the same graph: DDP notices in the first one which parameters
+        get no gradient, such as those before a dead branch of a compact network.
         """
         if self.size == 1:
             return model
         devices = [self.device] if self.device.type == "cuda" else None
-        return DistributedDataParallel(_WithUnused(model, unused) if unused else model, device_ids=devices)
+        return DistributedDataParallel(model, device_ids=devices, static_graph=True)
 
 
-class _WithUnused(nn.Module):
-    """A network whose output depends on ``unused`` parameters too, with gradient 0: DDP waits for all gradients.
+@contextmanager
+def join_world(device: str = "auto") -> Iterator[World]:
+    """Join the process group that torchrun started, or be a world of one process; leave it again, also after an error.
 
-    They are of layers that forward() does not call, or that lie before a dead branch of a compact network. What a
-    method adds to the loss may depend on them, so that DDP cannot search for them itself.
+    An error that says that another process has ended becomes a SoftpruneError.
     """
-
-    def __init__(self, network: nn.Module, unused: Sequence[nn.Parameter]) -> None:
-        super().__init__()
-        self.network, self._unused = network, unused
-
-    def forward(self, images: Tensor) -> Tensor:
-        return self.network(images) + sum((0 * parameter).sum() for parameter in self._unused)
-
-
-def join_world(device: str = "auto") -> World:
-    """Join the process group that torchrun started, or return a world of one process."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
-    if size == 1 and "RANK" not in os.environ:
-        return World(rank=0, size=1, device=pick_device(device))
     own = pick_device(device, int(os.environ.get("LOCAL_RANK", "0")))
+    if size == 1 and "RANK" not in os.environ:
+        yield World(rank=0, size=1, device=own)
+        return
     if own.type == "cuda":
         torch.cuda.set_device(own)
-    if not dist.is_initialized():
-        try:
-            store, rank, size = _join()
-        except ValueError as error:
-            raise ConfigError(
-                f"Several processes must have the variables that torchrun sets. Got WORLD_SIZE = {size} and: "
-                f"{first_line(error)}. Start them with torchrun, or unset WORLD_SIZE and RANK to use one process."
-            ) from error
+    try:
+        store, rank, size = _join()
         dist.init_process_group("nccl" if own.type == "cuda" else "gloo", store=store, rank=rank, world_size=size)
-    return World(rank=dist.get_rank(), size=dist.get_world_size(), device=own)
+        yield World(rank=rank, size=size, device=own)
+    except RuntimeError as error:
+        if not is_lost_process(error):
+            raise
+        raise SoftpruneError(
+            f"All processes of a run must work until it ends. Got {first_line(error)}: another process failed, and its "
+            "own message says why, or it was killed. Start them again; a run resumes from its newest checkpoint."
+        ) from error
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
 
 
 def may_restart() -> bool:
@@ -157,26 +141,16 @@ def is_lost_process(error: BaseException) -> bool:
     return dist.is_available() and (isinstance(error, dist.DistError) or "/gloo/" in str(error))
 
 
-def leave_world() -> None:
-    """Destroy the process group, if there is one."""
-    if dist.is_available() and dist.is_initialized():
-        dist.destroy_process_group()
-
-
 def pick_device(device: str = "auto", local_rank: int = 0) -> torch.device:
     """Resolve ``auto``, ``cpu``, ``cuda`` or ``cuda:N`` to the device of this process."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    if not re.fullmatch("cpu|cuda(:(0|[1-9][0-9]?))?", device):
-        raise ConfigError(f"--device must be auto, cpu, cuda or cuda:N. Got {device!r}.")
-    chosen = torch.device(device)
-    if chosen.type == "cuda":
-        if not torch.cuda.is_available():
-            raise ConfigError(f"--device {device} needs a GPU that this PyTorch can use. Got none; try --device cpu.")
-        index = local_rank if chosen.index is None else chosen.index
-        if index >= torch.cuda.device_count():
-            raise ConfigError(
-                f"--device {device} must be one of the {torch.cuda.device_count()} GPUs here. Got number {index}."
-            )
-        return torch.device("cuda", index)
-    return chosen
+        device = "cuda" if count else "cpu"
+    if device == "cuda":
+        device = f"cuda:{local_rank}"
+    if device != "cpu" and device not in (f"cuda:{index}" for index in range(count)):
+        raise ConfigError(
+            f"--device must be auto, cpu, cuda or cuda:N, a GPU that this PyTorch can use. Got {device!r} and {count} "
+            "GPUs; try --device cpu."
+        )
+    return torch.device(device)

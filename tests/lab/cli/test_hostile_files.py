@@ -25,16 +25,6 @@ def test_control_characters_are_shown_as_escapes(capsys: pytest.CaptureFixture[s
     assert out.split() == ["name", "\\x1b]0;title\\x07"]
 
 
-@pytest.mark.parametrize("line", ["{}", "[]", "1", '{"started": "\\u001b[2J"}', "[" * 100_000, "9" * 5000, '"\\ud800"'])
-def test_a_damaged_session_does_not_stop_a_resumed_run(softprune, run: Path, line: str) -> None:
-    (run / "result.json").unlink()
-    sessions = run / "sessions.jsonl"
-    sessions.write_text(sessions.read_text() + line + "\n")
-    result = softprune("resume", str(run), *OWN)
-    assert result.exit_code == 0, result.output
-    assert (run / "result.json").is_file()
-
-
 @pytest.mark.parametrize("change", [{"format": 99}, {"table": 5}, {"dense": None}, {"name": "\x1b[2J"}, {"extra": 1}])
 def test_an_edited_result_is_refused_at_resume(softprune, run: Path, change: dict[str, object]) -> None:
     path = run / "result.json"

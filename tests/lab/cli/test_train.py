@@ -101,12 +101,11 @@ def test_a_file_in_the_way_of_the_run_is_named(softprune, tmp_path: Path) -> Non
         result = softprune("train", "tiny.toml", "--out", out)
         assert result.exit_code == 2
         assert result.stderr.startswith("error: A new run must have a folder")
-        assert "taken is not a folder" in result.stderr
     assert (tmp_path / "taken").read_text() == "mine"
 
 
 @pytest.mark.parametrize(
-    ("content", "message"), [("{", "Delete it, and"), ('{"format": 3}', "A newer softprune wrote it")]
+    ("content", "message"), [("{", "delete it, and"), ('{"format": 3}', "a newer softprune wrote it")]
 )
 def test_resuming_a_run_whose_result_cannot_be_read(
     softprune, finished: Path, tmp_path: Path, content: str, message: str
@@ -143,7 +142,7 @@ FOLDER += ("--set", "data.workers=0", "--set", "train.epochs=2", "--set", "model
 def images(tmp_path: Path) -> Path:
     image_folder(tmp_path / "images")
     module = (tmp_path / "tiny_networks.py").read_text()
-    (tmp_path / "colour_networks.py").write_text(module.replace("block(1, 8, 2)", "block(3, 8, 2)"))
+    (tmp_path / "colour_networks.py").write_text(module.replace("channels=1", "channels=3"))
     return tmp_path / "images"
 
 
@@ -154,7 +153,7 @@ def test_a_folder_of_images_trains(softprune, images: Path) -> None:
 
 
 def test_a_broken_image_is_named_and_the_run_resumes_once_it_is_repaired(softprune, images: Path) -> None:
-    broken = images / "train" / "dark" / "0.png"
+    broken = images / "train" / "dark" / "1.png"
     whole = broken.read_bytes()
     broken.write_bytes(whole[:40])
     result = softprune("train", "tiny.toml", *FOLDER, "--data-dir", str(images), "--out", "run")
@@ -181,7 +180,7 @@ def test_a_full_disk_ends_in_one_message_and_loses_nothing(softprune, tmp_path: 
     with file_size_limit(12_000):
         result = softprune("train", "tiny.toml", "--set", "train.epochs=1", "--out", "run")
     assert result.exit_code == 2, result.output
-    assert "then run `softprune resume run --model tiny_networks:tiny`" in " ".join(result.stderr.split())
+    assert "make room" in " ".join(result.stderr.split())
     assert "Traceback" not in result.stderr
     assert not list((tmp_path / "run").rglob("*.tmp"))
 
@@ -217,12 +216,8 @@ def test_a_dry_run_checks_and_writes_nothing(softprune, tmp_path: Path) -> None:
     for arguments, text in (
         (("--model", "vgg166"), "vgg16"),
         (("--model", "resnet20"), "The network resnet20 must accept the images of the data set, of shape 1x8x8"),
-        (
-            ("--model", "with_heads:Network"),
-            "in training as in evaluation. Got tuple in training; build it without aux",
-        ),
+        (("--model", "with_heads:Network"), "without auxiliary heads. Got tuple"),
         (("--set", "method.target.macs=0.000001"), "target"),
-        (("--out", "tiny.toml"), "tiny.toml is not a folder"),
     ):
         result = softprune("train", "tiny.toml", "--dry-run", *arguments)
         assert result.exit_code == 2

@@ -20,7 +20,7 @@ from softprune.lab.config.recipes import (
 )
 from softprune.lab.config.settings import MethodConfig, RunConfig, TrainConfig
 from softprune.lab.sweep import read_sweep
-from softprune.lab.train.stage import check_method, make_pruner
+from softprune.lab.train.method import check_method, make_pruner
 
 REPOSITORY = Path(__file__).parents[3]
 PAPER = sorted((REPOSITORY / "benchmarks" / "paper").glob("*.toml"))

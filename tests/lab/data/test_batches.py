@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from softprune.errors import ConfigError
-from softprune.lab.data import ArrayDataset, Augmentation, DataBundle, EpochSampler, Mixing, mixed
+from softprune.lab.data import ArrayDataset, Augmentation, DataBundle, EpochSampler
 from softprune.lab.data.arrays import augmented_batch, erased_pixels, image_words, random_boxes, resized_crops
 from softprune.rng import Clock, uniform_noise
 
@@ -17,19 +17,7 @@ CPU = torch.device("cpu")
 def _arrays(augmentation=None):
     images = torch.arange(20 * 16, dtype=torch.float32).view(20, 1, 4, 4)
     data = ArrayDataset.from_arrays(images, torch.arange(20) % 3)
-    return DataBundle(
-        name="own",
-        num_classes=3,
-        input_shape=(1, 4, 4),
-        train=data,
-        test=data,
-        augmentation=augmentation or Augmentation(),
-    )
-
-
-def _batch(batches, position, clock):
-    batches.before_step()
-    return batches.batch(*batches.rows(torch.tensor([position])), clock)
+    return DataBundle(train=data, test=data, num_classes=3, augmentation=augmentation or Augmentation())
 
 
 def test_batches_follow_the_sampler():
@@ -38,11 +26,10 @@ def test_batches_follow_the_sampler():
     batches = bundle.batches(sampler, CPU)
     batches.begin(2, 0)
     for position in (0, 3):
-        images, labels = _batch(batches, position, Clock())
+        images, labels = batches.batch(torch.tensor([position]), Clock())
         expected = sampler.indices(2)[position]
         assert torch.equal(images, bundle.train.images[expected])
         assert torch.equal(labels, bundle.train.labels[expected])
-        assert batches.indices(position) == expected.tolist()
 
 
 def test_processes_see_the_same_augmented_images():
@@ -54,7 +41,7 @@ def test_processes_see_the_same_augmented_images():
         sampler = EpochSampler(size=20, batch_size=8, rank=rank, world_size=world_size)
         batches = bundle.batches(sampler, CPU)
         batches.begin(0, 0)
-        return _batch(batches, 1, clock)[0]
+        return batches.batch(torch.tensor([1]), clock)[0]
 
     whole = epoch_batch()
     assert torch.equal(torch.cat([epoch_batch(rank=rank, world_size=2) for rank in range(2)]), whole)
@@ -151,15 +138,6 @@ def test_depends_on_seed_step_and_position_alone(data):
     assert len({tuple(image.flatten().tolist()) for image in batch(4)}) > 8
 
 
-@pytest.mark.parametrize("crop", [{"pad": 2}, {"resize": 7}], ids=["padded", "resized"])
-def test_half_a_batch_is_treated_as_in_the_whole(data, crop):
-    indices, words = torch.arange(16), image_words(0, 16)
-    augmentation = Augmentation(**crop, flip=True)
-    whole = augmented_batch(data, indices, augmentation, _clock(), words)[0]
-    half = augmented_batch(data, indices[8:], augmentation, _clock(), words[:, 8:])[0]
-    assert torch.equal(whole[8:], half)
-
-
 def test_all_shifts_and_flips_are_equally_likely():
     # The image holds its own coordinates, so that the crop tells where it comes from.
     plane = torch.arange(1, 26, dtype=torch.float32).view(1, 1, 5, 5)
@@ -198,31 +176,6 @@ def test_compiled(data, crop):
     assert torch.equal(compiled(*arguments)[0], augmented_batch(*arguments)[0])
 
 
-def test_draws_of_mixes_are_a_function_of_seed_and_step():
-    mixing = Mixing(mixup=0.4, cutmix=1.0)
-    draws = mixing.draws(3, range(100), (32, 16))
-    assert draws.shape == (100, 6)
-    assert torch.equal(draws[40:60], mixing.draws(3, range(40, 60), (32, 16)))
-    assert not torch.equal(draws, mixing.draws(4, range(100), (32, 16)))
-    cut = draws[:, 0] == 1
-    assert 20 < int(cut.sum()) < 80
-    assert torch.equal(draws[~cut, 0], draws[~cut, 5])
-    area = (draws[:, 2] - draws[:, 1]) * (draws[:, 4] - draws[:, 3])
-    torch.testing.assert_close(draws[cut, 5], 1 - area[cut] / 512)
-    assert (draws[:, 2] <= 32).all()
-    assert (draws[:, 4] <= 16).all()
-    assert not Mixing()
-
-
-def test_mixup_adds_and_cutmix_pastes():
-    images = torch.arange(3.0).view(3, 1, 1, 1).expand(3, 1, 4, 6)
-    up = mixed(images, torch.tensor([0.75, 0, 0, 0, 0, 0.75]))
-    torch.testing.assert_close(up[:, 0, 0, 0], torch.tensor([0.5, 0.75, 1.75]))
-    cut = mixed(images, torch.tensor([1.0, 1, 3, 2, 5, 0.75]))
-    assert cut[1, 0].tolist() == [[1] * 6, [1, 1, 0, 0, 0, 1], [1, 1, 0, 0, 0, 1], [1] * 6]
-    assert cut[0, 0, 1].tolist() == [0, 0, 2, 2, 2, 0]
-
-
 @pytest.mark.parametrize("shape", [(64, 64), (37, 91), (80, 33), (9, 40)])
 def test_crops_are_those_of_torchvision(shape):
     """Boxes have the distribution of RandomResizedCrop, and are resized as Pillow does it."""
@@ -256,16 +209,3 @@ def test_where_no_crop_fits_the_centre_is_taken():
     u[2:] = 1.0  # the whole area, and 4 to 3
     assert random_boxes(torch.Size((30, 30)), u[:2], u[2:]).flatten().tolist() == [0, 0, 30, 30]
     assert random_boxes(torch.Size((90, 30)), u[:2], u[2:]).flatten().tolist() == [25, 0, 40, 30]
-
-
-@pytest.mark.gpu
-@pytest.mark.filterwarnings("ignore::UserWarning:torch")  # Inductor's advice
-@pytest.mark.parametrize("crop", [{"pad": 2}, {"resize": 7}], ids=["padded", "resized"])
-def test_a_gpu_makes_the_same_crops_compiled(data, crop):
-    augmentation = Augmentation(**crop, flip=True, erasing=0.5)
-    found = {}
-    for device in ("cpu", "cuda"):
-        step = torch.compile(augmented_batch) if device == "cuda" else augmented_batch
-        arguments = torch.arange(10, device=device), augmentation, Clock(0, device), image_words(0, 10, device)
-        found[device] = step(data.to(device), *arguments)[0].cpu()
-    assert torch.allclose(found["cuda"], found["cpu"], atol=1e-4)

@@ -57,7 +57,7 @@ def test_test_images_are_resized_and_cut_in_the_middle(root):
     assert pixels[1].max() == 0
 
 
-@pytest.mark.parametrize("options", [{}, {"randaugment": 9}, {"erasing": 1.0}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"erasing": 1.0}], ids=str)
 def test_training_images_depend_on_seed_and_draw_alone(root, options):
     before = torch.get_rng_state()
     train = _load(root, **options).train
@@ -95,7 +95,7 @@ def test_a_resumed_epoch_goes_on_with_the_batches_of_a_whole_one(root):
         found = []
         for position in range(start, 3):
             batches.before_step()
-            found.append(batches.batch(*batches.rows(torch.tensor([position])), Clock()))
+            found.append(batches.batch(torch.tensor([position]), Clock()))
         return found
 
     whole, rest = epoch(0), epoch(2)
@@ -107,26 +107,21 @@ def test_a_resumed_epoch_goes_on_with_the_batches_of_a_whole_one(root):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("content", ["half", "empty", "EPS", "fifo"])
+@pytest.mark.parametrize("content", ["half", "empty", "EPS"])
 def test_a_broken_image_is_named_when_its_batch_comes(root, workers, content):
-    """Pillow's EPS decoder starts Ghostscript, whatever the file is called, and opening a fifo would block."""
+    """Pillow's EPS decoder starts Ghostscript, whatever the file is called."""
     train = _load(root).train
     path = root / "train" / "bee" / "2.png"
     half = path.read_bytes()[:60]
-    path.unlink()
-    if content == "fifo":
-        os.mkfifo(path)
-    elif content == "EPS":
+    if content == "EPS":
         Image.new("RGB", (20, 20)).save(path, format="EPS")
     else:
         path.write_bytes(half if content == "half" else b"")
-    batches = BatchLoader(train, workers=workers).batches(torch.tensor([[0], [7]]), torch.zeros(2, 1))
+    batches = BatchLoader(train, workers=workers).batches(
+        torch.tensor([[0], [7]]), torch.zeros(2, 1, dtype=torch.int64)
+    )
     with pytest.raises(DataError, match=r"^Every image must .* Got .*bee/2\.png, which is not: .*a new run\.$"):
         list(batches)
-
-
-def _killed(items):
-    os._exit(9)
 
 
 def _closed_terminal(items):
@@ -135,16 +130,10 @@ def _closed_terminal(items):
     return default_collate(items)
 
 
-def test_a_killed_worker_is_an_error_and_a_closed_terminal_is_none(root):
-    for collate, count in ((_killed, 0), (_closed_terminal, 2)):
-        loader = BatchLoader(_load(root).train, workers=1)
-        loader._loader.collate_fn = collate
-        batches = loader.batches(torch.tensor([[0], [1]]), torch.zeros(2, 1))
-        if count:
-            assert len(list(batches)) == count
-            continue
-        with pytest.raises(DataError, match=r"Got DataLoader worker .* exited unexpectedly\. If memory"):
-            list(batches)
+def test_a_closed_terminal_leaves_the_workers_alone(root):
+    loader = BatchLoader(_load(root).train, workers=1)
+    loader._loader.collate_fn = _closed_terminal
+    assert len(list(loader.batches(torch.tensor([[0], [1]]), torch.zeros(2, 1, dtype=torch.int64)))) == 2
 
 
 @pytest.mark.parametrize(
@@ -162,16 +151,6 @@ def test_a_killed_worker_is_an_error_and_a_closed_terminal_is_none(root):
 def test_an_incomplete_folder(root, change, message):
     change(root)
     with pytest.raises(DataError, match=message):
-        _load(root)
-
-
-@pytest.mark.parametrize("error", [ImportError("none"), RuntimeError("operator torchvision::nms does not exist")])
-def test_without_a_torchvision_that_fits(root, monkeypatch, error):
-    def broken(name):
-        raise error
-
-    monkeypatch.setattr("softprune.errors.importlib.import_module", broken)
-    with pytest.raises(DataError, match=rf"data\.name = folder.*{error}.*pip install torchvision"):
         _load(root)
 
 
@@ -197,28 +176,21 @@ def test_images_in_memory_are_those_from_files(root):
     assert (kept.input_shape, kept.num_classes, kept.class_names) == ((3, 16, 16), 2, ("ant", "bee"))
     assert kept.train.images.shape == (7, 3, 24, 32)
     assert kept.train.labels.tolist() == [files.train[index, 0][1] for index in range(7)]
-    kept = _load(root, augment=False, in_memory=True)
+    kept = _load(root, augment=False, in_memory=True, workers=0)
     plain = _load(root, augment=False).train
     assert torch.equal(kept.train.images, torch.stack([plain[index, 0][0] for index in range(10)]))
 
 
 def test_training_batches_from_memory_are_random_crops(root):
-    bundle = _load(root, in_memory=True, erasing=0.5)
+    bundle = _load(root, in_memory=True, erasing=0.5, workers=0)
     augmentation = bundle.augmentation
     assert (augmentation.resize, augmentation.flip, augmentation.erasing) == (16, True, 0.5)
     batches = bundle.batches(EpochSampler(size=10, batch_size=8), torch.device("cpu"))
-    assert batches.image_shape == (3, 16, 16)
     batches.begin(0, 0)
-    images, labels = batches.batch(*batches.rows(torch.tensor([0])), Clock(0))
+    images, labels = batches.batch(torch.tensor([0]), Clock(0))
     assert (images.shape, images.dtype) == ((8, 3, 16, 16), torch.float32)
     assert torch.equal(labels, bundle.train.labels[batches.sampler.indices(0)[0]])
     assert (images == 0).all(1).any()  # erased
-
-
-def test_images_of_several_sizes_are_refused_in_memory(root):
-    Image.new("RGB", (20, 10)).save(root / "train" / "bee" / "3.png")
-    with pytest.raises(DataError, match=r"bee/3\.png.*one shape and type; got \(3, 10, 20\) .* and \(3, 24, 32\)"):
-        _load(root, in_memory=True)
 
 
 class _Random(Dataset):
@@ -258,9 +230,6 @@ def test_a_label_that_is_whole(label):
     ("item", "message"),
     [
         *[((IMAGE, label), "label|int|NaN") for label in (None, -1, 3, 1.7, float("nan"), float("inf"), "cat", {})],
-        ((torch.zeros(3, 9, 8), 0), r"got \(3, 9, 8\) of torch.float32, and \(3, 8, 8\)"),
-        ((IMAGE.byte(), 0), "one shape and type"),
-        ((IMAGE.int(), 0), "bytes or floats"),
         ((IMAGE, torch.zeros(8, 8)), "scalar"),
         ((IMAGE, 1, "path"), "unpack"),
         ({"image": IMAGE, "label": 1}, "array"),

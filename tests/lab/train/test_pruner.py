@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from softprune.errors import ConfigError
 from softprune.lab.config.settings import MethodConfig, RunConfig
-from softprune.lab.train.stage import RECIPE_KEYS, check_method, options_of
+from softprune.lab.train.method import RECIPE_KEYS, check_method, options_of
 from softprune.methods import REGISTRY, RankingPruner
 from softprune.methods.options import keywords_of
 
@@ -39,7 +39,7 @@ def test_a_pruner_of_ones_own_has_the_keywords_of_its_base() -> None:
     [
         (MethodConfig(name="sfp", options={"ratios": 1}), "options of sfp: ratio, evaluation"),
         (MethodConfig(name="l2"), "must be one of scp"),
-        (MethodConfig(name="softprune.methods:keywords_of"), "has no 'keywords_of'"),
+        (MethodConfig(name="softprune.methods:keywords_of"), "no attribute 'keywords_of'"),
         (MethodConfig(name="softprune.methods.ranking:check_ratio"), "must name a subclass"),
         (MethodConfig(name="softprune.methods:RankingPruner"), "that has a `name`"),
         (MethodConfig(name="sss", target={"macs": 0.5}), "a method that can meet one"),

@@ -6,25 +6,23 @@ import json
 import logging
 import math
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tiny import assert_same, final_state, metrics
+from tiny import StopAt, assert_same, final_state, metrics
 
 import softprune
-from softprune.errors import CheckpointError, ConfigError, ModelError, SoftpruneError
+from softprune.errors import CheckpointError, ConfigError, SoftpruneError
 from softprune.lab.config.settings import RunConfig
 from softprune.lab.data import ArrayDataset, load_data
 from softprune.lab.runs.folder import RunFolder
 from softprune.lab.runs.networks import build_network
 from softprune.lab.runs.result import Epoch, Totals
 from softprune.lab.train.control import Listener
-from softprune.lab.train.evaluate import compact_run
-from softprune.lab.train.run import Outcome, Trainer, absolute_paths, check, dense_config, resume, start
+from softprune.lab.train.run import Outcome, Trainer, absolute_paths, check, compact_run, dense_config, resume, start
 from softprune.methods import SoftPruner
 
 Tiny = Callable[..., RunConfig]
@@ -32,26 +30,12 @@ FEW = "data.batch_size=720"  # two steps an epoch
 ADAMW = ("optimizer.name=adamw", "optimizer.lr=0.01")
 
 
-class StopAt(Listener):
-    """Asks for a stop as SIGTERM would, after a number of steps."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, after: int) -> None:
-        self.left = after
-        monkeypatch.setattr(
-            "softprune.lab.train.control.StopSignal.reason", lambda _: "a test" if self.left <= 0 else None
-        )
-
-    def on_step(self, done: int) -> None:
-        self.left -= 1
-
-
-def run_in_pieces(config: RunConfig, out: Path, pieces: list[int], monkeypatch: pytest.MonkeyPatch) -> Outcome:
+def run_in_pieces(config: RunConfig, out: Path, pieces: list[int]) -> Outcome:
     """The run, stopped after each of the given numbers of steps."""
     for number, piece in enumerate(pieces):
-        with monkeypatch.context() as patch:
-            stop = StopAt(patch, piece)
-            outcome = resume(out, listener=stop) if number else start(config, out, listener=stop)
-        assert outcome.stopped == "a test"
+        stop = StopAt(piece)
+        outcome = resume(out, listener=stop) if number else start(config, out, listener=stop)
+        assert outcome.stopped == "SIGTERM"
     return resume(out)
 
 
@@ -77,7 +61,6 @@ def test_a_run_leaves_its_records(tiny: Tiny, tmp_path: Path) -> None:
     assert all(row["latency_ms"] > 0 for row in result["table"])
     assert (result["inputs"]["shape"], result["inputs"]["classes"]) == ([1, 8, 8], [*"0123456789"])
     assert [(site["name"], site["width"]) for site in result["sites"]] == [("1", 8), ("4", 12), ("7", 16)]
-    assert all(site["kept"] == sum(site["keep"]) for site in result["sites"])
     assert sum(site["kept"] for site in result["sites"]) == rows[-1]["channels"] < 8 + 12 + 16
     assert [module["name"] for module in result["modules"]] == ["0", "3", "6", "11"], "what multiplies"
     assert sum(module["macs_compact"] for module in result["modules"]) == compact["macs"]
@@ -98,27 +81,22 @@ def test_a_run_leaves_its_records(tiny: Tiny, tmp_path: Path) -> None:
         ("train.compact_at=2",),
         ("finetune.epochs=2", "train.label_smoothing=0.1", "schedule.warmup_epochs=1"),
         ("method.name=dense",),
-        (*ADAMW, "data.mixup=0.2", "data.cutmix=1", "data.holdout=45", "method.target.macs=0.5"),
+        (*ADAMW, "data.holdout=45", "method.target.macs=0.5"),
     ],
     ids=["compact_at", "finetune", "dense", "adamw"],
 )
-def test_stopping_and_resuming_changes_nothing(
-    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: tuple[str, ...]
-) -> None:
+def test_stopping_and_resuming_changes_nothing(tiny: Tiny, tmp_path: Path, overrides: tuple[str, ...]) -> None:
     config = tiny("train.epochs=3", *overrides)
     whole = start(config, tmp_path / "whole")
     # Within an epoch, at the end of the second (where compact_at = 2 is due), and within the last.
     steps = 15 * (config.train.epochs + config.finetune.epochs)
-    pieces = run_in_pieces(config, tmp_path / "pieces", [4, 26, steps - 34], monkeypatch)
+    pieces = run_in_pieces(config, tmp_path / "pieces", [4, 26, steps - 34])
     assert metrics(tmp_path / "whole") == metrics(tmp_path / "pieces")
     assert_same(final_state(tmp_path / "whole"), final_state(tmp_path / "pieces"))
     assert whole.result is not None
     assert pieces.result is not None
     for key in ("best", "last", "compact", "sites", "modules"):
         assert getattr(whole.result, key) == getattr(pieces.result, key)
-    sessions = pieces.result.sessions
-    assert [(each.epoch, each.batch) for each in sessions[:2]] == [(0, 0), (0, 4)]
-    assert len(sessions) == 4
 
 
 def test_cuts_on_the_way_and_fine_tuning(tiny: Tiny, tmp_path: Path) -> None:
@@ -133,7 +111,6 @@ def test_cuts_on_the_way_and_fine_tuning(tiny: Tiny, tmp_path: Path) -> None:
         assert each["momentum_buffer"].shape == state["model"][name].shape
     # What was cut at first is still accounted for, at the dense network's widths.
     assert [site.width for site in result.sites] == [8, 12, 16]
-    assert all(len(site.keep) == site.width and sum(site.keep) == site.kept for site in result.sites)
     assert [row.phase for row in rows] == ["train"] * 3 + ["finetune"]
     assert rows[3].macs == rows[2].macs
     assert (rows[3].strength, rows[3].penalty) == (None, None)
@@ -153,7 +130,7 @@ def test_a_cut_that_removes_nothing_changes_nothing(tiny: Tiny, tmp_path: Path, 
     assert len(final_state(tmp_path / "cut")["cuts"]) == 1
 
 
-def test_a_run_starts_from_its_own_baseline(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_starts_from_its_own_baseline(tiny: Tiny, tmp_path: Path) -> None:
     short = ("train.epochs=2", "train.dense_baseline=true", "train.dense_epochs=1")
     own = tiny(*short, "model.weights=baseline", "distill.teacher=baseline")
     outcome = start(own, tmp_path / "own")
@@ -165,8 +142,7 @@ def test_a_run_starts_from_its_own_baseline(tiny: Tiny, tmp_path: Path, monkeypa
     assert outcome.result is not None
     assert alone is not None
     assert outcome.result.table[0].top1 == alone.last.top1
-    with monkeypatch.context() as patch:
-        assert start(own, tmp_path / "parts", listener=StopAt(patch, 20)).stopped
+    assert start(own, tmp_path / "parts", listener=StopAt(20)).stopped
     resume(tmp_path / "parts")
     assert metrics(tmp_path / "own") == metrics(tmp_path / "parts")
 
@@ -191,8 +167,7 @@ def test_a_damaged_checkpoint_and_a_full_disk_lose_nothing(
     config, run = tiny(), tmp_path / "run"
     start(config, tmp_path / "whole")
     if spoilt == "newest":
-        with monkeypatch.context() as patch:
-            start(config, run, listener=StopAt(patch, 35))
+        start(config, run, listener=StopAt(35))
         newest = sorted((run / "checkpoints").iterdir())[-1]
         newest.write_bytes(newest.read_bytes()[:-100])
     else:
@@ -224,7 +199,7 @@ def test_a_run_that_died_before_its_first_checkpoint_starts_again(tiny: Tiny, tm
 
 def test_a_loss_that_is_not_finite_names_step_and_images(tiny: Tiny, tmp_path: Path) -> None:
     config = tiny("schedule.kind=step", "schedule.milestones=[1]", "schedule.factor=1e30")
-    with pytest.raises(SoftpruneError, match=r"in step 1[5-9] \(epoch 1, batch [0-4]\).*indices \[.*optimizer\.lr="):
+    with pytest.raises(SoftpruneError, match=r"in step 1[5-9] \(epoch 1, batch [0-4]\).*indices \[.*Lower"):
         start(config, tmp_path / "run")
 
 
@@ -237,7 +212,7 @@ def test_weights_that_are_not_finite_are_never_saved(
     def save(trainer: Trainer) -> None:
         if trainer.history.epoch == 2:
             with torch.no_grad():
-                trainer.stage.network.state_dict()[name].view(-1)[0] = bad
+                trainer.network.state_dict()[name].view(-1)[0] = bad
         original(trainer)
 
     monkeypatch.setattr(Trainer, "save", save)
@@ -252,11 +227,11 @@ def test_only_what_the_run_began_with_is_resumed(tiny: Tiny, tmp_path: Path, mon
     data = load_data("digits")
     fewer = ArrayDataset(data.train.images[:-5], data.train.labels[:-5], data.train.mean, data.train.std)
     for other, found in (
-        (dataclasses.replace(data, train=fewer), "training images 1432 instead of 1437"),
+        (dataclasses.replace(data, train=fewer), "training images = 1432 instead of 1437"),
         (dataclasses.replace(data, class_names=tuple("abcdefghij")), "class names"),
     ):
         with monkeypatch.context() as patch:
-            patch.setattr("softprune.lab.train.stage.load_data", lambda *_, other=other, **__: other)
+            patch.setattr("softprune.lab.train.run.open_data", lambda *_, other=other, **__: other)
             with pytest.raises(CheckpointError, match=found):
                 resume(run)
     text = (run / "config.toml").read_text()
@@ -275,7 +250,7 @@ def test_paths_are_absolute_and_folders_are_found(tiny: Tiny, tmp_path: Path, mo
     found = config.data.dir, config.model.weights, config.distill.teacher, config.method.options["plan"]
     assert found == tuple(str(tmp_path / name) for name in ("one", "two", "three", "four"))
     (tmp_path / "runs" / "tiny").mkdir(parents=True)
-    assert check(tiny(), device="cpu")[3] == Path("runs/tiny-2")
+    assert check(tiny(), device="cpu").folder.path == Path("runs/tiny-2")
 
 
 OTHER_OUTPUTS = """
@@ -301,10 +276,10 @@ def seven_classes(num_classes):
         (("method.name=slimming", "train.compact_at=1"), "can continue after a cut"),
         (("method.target.macs=1e-9",), "target"),
         (("model.weights=gone.safetensors",), "does not exist"),
-        (("model.name=other_outputs:two_heads",), "Got tuple in training"),
+        (("model.name=other_outputs:two_heads",), "Got tuple .* in training"),
         (("model.name=other_outputs:seven_classes",), r"Got \(2, 7\) for 2 images"),
         (("distill.teacher=nowhere.pt",), "distill.teacher must be a trained dense network"),
-        (("train.epochs=0", "finetune.epochs=1", "model.pretrained=true"), r"method\.name = scp"),
+        (("train.epochs=0", "finetune.epochs=1", "model.pretrained=true"), "Got scp"),
         (("train.epochs=0", "finetune.epochs=1", "method.name=l1"), "random weights"),
         (("train.epochs=0", "model.pretrained=true", "method.name=l1"), r"finetune\.epochs = 0"),
     ],
@@ -328,10 +303,9 @@ def test_one_shot_cuts_before_its_only_training(tiny: Tiny, tmp_path: Path) -> N
     assert result.table[0].top1 is not None, "of the weights that the run began with"
 
 
-def test_listeners_log_tensorboard_and_pruner_hear_what_happens(
+def test_listeners_log_and_pruner_hear_what_happens(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("tensorboard")
     events, steps = list[Any](), list[int]()
 
     class Heard(Listener):
@@ -348,63 +322,31 @@ def test_listeners_log_tensorboard_and_pruner_hear_what_happens(
             events.append(row.phase)
 
     monkeypatch.setattr(SoftPruner, "update_strength", lambda _, step: steps.append(step))
-    settings = (FEW, "train.epochs=2", "train.compact_at=1", "finetune.epochs=1", "records.tensorboard=true")
+    settings = (FEW, "train.epochs=2", "train.compact_at=1", "finetune.epochs=1")
     result = start(tiny(*settings), tmp_path / "run", listener=Heard()).result
     assert result is not None
     first, second = [(0, 3, 2), 1, 2, "train", "cutting"], [(1, 3, 2), 1, 2, "train", "fine-tuning"]
     assert events == [*first, *second, (2, 3, 2), 1, 2, "finetune", "measuring"]
     assert steps == [1, 2, 3, 4]
-    (written,) = (tmp_path / "run" / "tensorboard").iterdir()
-    assert b"test_top1" in written.read_bytes()
     log = (tmp_path / "run" / "run.log").read_text()
     assert "cutting the network" in log
     assert "epoch 3, lr " in log
 
 
-def test_an_error_of_a_pruner_is_raised_after_that_of_the_weights(
-    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    values = iter([0.0, float("nan")])
-
-    def update(pruner: SoftPruner, step: int) -> None:
-        next(pruner.model.parameters()).data.fill_(next(values))
-        raise ModelError("no strength")
-
-    monkeypatch.setattr(SoftPruner, "update_strength", update)
-    with pytest.raises(ModelError, match="no strength"):
-        start(tiny(FEW), tmp_path / "run")
-    with pytest.raises(SoftpruneError, match=r"must be finite\. Got infinity or NaN in .* after step 0 \(epoch 0"):
-        resume(tmp_path / "run")
-
-
-@contextmanager
-def once_in_the_second_epoch(act: Callable[[], None]) -> Iterator[Listener]:
-    class Meanwhile(Listener):
-        done = False
-
-        def on_epoch_start(self, epoch: int, epochs: int, steps: int) -> None:
-            if epoch == 1 and not self.done:
-                self.done = True
-                act()
-
-    listener = Meanwhile()
-    yield listener
-    assert listener.done
-
-
 def test_a_run_in_training_is_read_but_not_resumed(tiny: Tiny, tmp_path: Path) -> None:
-    run = tmp_path / "run"
+    run, half = tmp_path / "run", tmp_path / "run" / "checkpoints" / ".step-0000000060.ckpt.1.tmp"
 
-    def meanwhile() -> None:
-        half = run / "checkpoints" / ".step-0000000060.ckpt.1.tmp"
-        half.write_bytes(b"half")
-        with pytest.raises(CheckpointError, match=r"Only one process may write a run at a time.*process \d+ on "):
-            resume(run)
-        compact_run(run, tmp_path / "small", model="tiny_networks:tiny")
-        assert half.exists(), "who does not hold the lock deletes nothing"
+    class Meanwhile(Listener):
+        def on_epoch_start(self, epoch: int, epochs: int, steps: int) -> None:
+            if epoch == 1 and not half.exists():
+                half.write_bytes(b"half")
+                with pytest.raises(CheckpointError, match=r"Only one process .*process \d+ on "):
+                    resume(run)
+                compact_run(run, tmp_path / "small", model="tiny_networks:tiny")
+                assert half.exists(), "who does not hold the lock deletes nothing"
 
-    with once_in_the_second_epoch(meanwhile) as listener:
-        assert start(tiny("train.epochs=2", "method.strength=0.0", FEW), run, listener=listener).result is not None
+    assert start(tiny("train.epochs=2", "method.strength=0.0", FEW), run, listener=Meanwhile()).result is not None
+    assert half.exists()
     (run / ".lock").unlink()
     assert resume(run).result is not None
     assert not (run / ".lock").exists(), "a finished run may lie on a read-only disk"
@@ -414,8 +356,7 @@ def test_round_to_auto_is_chosen_once_in_a_run(tiny: Tiny, tmp_path: Path, monke
     measured = iter([4, 2])
     monkeypatch.setattr("softprune.methods.pruner.default_multiple", lambda device: next(measured))
     config = tiny("method.round_to=auto", "train.compact_at=1", "train.epochs=2", FEW)
-    with monkeypatch.context() as patch:
-        assert start(config, tmp_path / "run", listener=StopAt(patch, 1)).stopped
+    assert start(config, tmp_path / "run", listener=StopAt(1)).stopped
     result = resume(tmp_path / "run").result
     assert result is not None
     assert result.round_to == 4

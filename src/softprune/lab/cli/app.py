@@ -95,7 +95,7 @@ TimeLimit = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Model = Annotated[str, typer.Option(help="The dense network, if it is module:factory, or if no run names it.")]
-DataSet = Annotated[str, typer.Option("--data", help="The data set, if it is module:factory, or if no run names it.")]
+DataSet = Annotated[str, typer.Option("--data", help="The run's data set, if it is module:factory.")]
 Method = Annotated[str, typer.Option("--method", help="The run's method, if it is module:Class.")]
 Input = Annotated[str, typer.Option("--input", metavar="CxHxW", help="Shape of one image, such as 3x224x224.")]
 

@@ -84,7 +84,7 @@ def compact(
     Read the result with `softprune.load`. --round-to and --no-gathers change the speed of the network, not what it
     computes; they need --out. `softprune bench` measures each variant.
     """
-    from softprune.lab.train.evaluate import compact_run
+    from softprune.lab.train.run import compact_run
 
     own = {"model": model, "data": data, "method": method}
     path, before, after = compact_run(
@@ -102,23 +102,18 @@ def compact(
 
 @command
 def evaluate(
-    run: Annotated[Path, typer.Argument(help="Folder of a run, or a compact network.", show_default=False)],
+    run: Run,
     device: Device = "auto",
     data_dir: DataDir = None,
     model: Model = "",
     data: DataSet = "",
     method: Method = "",
-    input_shape: Input = "",
     as_json: Json = False,
 ) -> None:
-    """Evaluate the masked and the compact network of a run.
+    """Evaluate the masked and the compact network of a run."""
+    from softprune.lab.train.run import evaluate_run
 
-    A compact network outside of its run can be evaluated too.
-    """
-    from softprune.lab.train.evaluate import evaluate_folder
-
-    shape = parse_shape(input_shape)
-    found = evaluate_folder(run, device=device, data_dir=data_dir, model=model, data=data, method=method, shape=shape)
+    found = evaluate_run(run, device=device, data_dir=data_dir, model=model, data=data, method=method)
     if as_json:
         print_json([{"network": name, **vars(totals)} for name, totals in found.items()])
         return

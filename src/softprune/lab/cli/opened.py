@@ -13,9 +13,8 @@ from softprune.cut import load, read_origin, read_plans
 from softprune.cut.plan import model_shapes
 from softprune.errors import ConfigError, DataError, FileFormatError
 from softprune.lab.data.files import evaluation_crop, is_image, read_image
-from softprune.lab.runs.networks import build_network, locate_compact, named_config
+from softprune.lab.runs.networks import build_network, locate_compact, named_config, refuse_dense
 from softprune.lab.runs.result import Inputs
-from softprune.lab.train.evaluate import refuse_dense
 from softprune.models import REGISTRY
 
 
@@ -38,7 +37,7 @@ def open_compact(path: Path, model: str = "", shape: tuple[int, ...] = ()) -> Op
     noted in the file.
     """
     run, compact = locate_compact(path)
-    config = None if run is None else named_config(run, model, needs=("model",))
+    config = None if run is None else named_config(run, model=model)
     if config is not None:
         refuse_dense(config, path)
     if not compact.is_file():

@@ -123,10 +123,8 @@ def resume(
     from softprune.lab.train.run import resume as resume_run
 
     folder = RunFolder.open(run)
-    if not folder.result.is_file() and named_config(folder, model, data, method) != folder.read_config():
-        raise ConfigError(
-            f"A run is resumed with its own network, data and method. Got others than those of {folder.config}."
-        )
+    if not folder.result.is_file():
+        named_config(folder, model=model, data=data, method=method)
     with run_progress() as listener:
         outcome = resume_run(run, device=device, time_limit=seconds, data_dir=data_dir, listener=listener)
     _conclude(outcome)
@@ -134,13 +132,12 @@ def resume(
 
 def _print_plan(config: RunConfig, out: Path | None, device: str) -> None:
     """Print what a run would train, after everything that is checked before training."""
-    import softprune
     from softprune.lab.train.run import check
 
-    data, begin, where, path = check(config, out, device=device)
-    pruner, cost = begin.stage.pruner, softprune.cost(begin.dense, data.example(1))
+    trainer = check(config, out, device=device)
+    data, cost, pruner = trainer.data, trainer.dense_cost, trainer.pruner
     sites, frozen = (pruner.sites, pruner.graph.frozen) if pruner is not None else ((), ())
-    method, steps = config.method, begin.stage.step.steps
+    method, steps = config.method, trainer.step.steps
     limits = [f"target {name} = {amount}" for name, amount in method.target.items()]
     if pruner is not None and pruner.penalised and not limits:
         limits = [f"strength = {method.strength:g}"]
@@ -152,8 +149,8 @@ def _print_plan(config: RunConfig, out: Path | None, device: str) -> None:
     say(f"data      {config.data.name}: {images}, {data.num_classes} classes")
     say(f"training  {config.train.epochs} epochs of {steps:,} steps{fine}")
     say(f"method    {', '.join([method.name, *limits])}")
-    say(f"device    {where}")
-    say(f"folder    {path}")
+    say(f"device    {trainer.world.device}")
+    say(f"folder    {trainer.folder.path}")
 
 
 def _conclude(outcome: "Outcome") -> None:
@@ -385,7 +382,7 @@ def recipes(
 @command
 def methods(as_json: Json = False) -> None:
     """List the pruning methods (`method.name` in a recipe)."""
-    from softprune.lab.train.stage import options_of
+    from softprune.lab.train.method import options_of
     from softprune.methods import REGISTRY
 
     rows = [[name, pruner.description, ", ".join(options_of(pruner))] for name, pruner in REGISTRY.items()]

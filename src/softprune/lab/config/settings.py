@@ -216,6 +216,9 @@ class DataConfig(Section, section="data"):
         "val_shards": "val-*.tar",
         "repo": "",
         "sampling": "permutation",
+        "mixup": 0.0,
+        "cutmix": 0.0,
+        "randaugment": 0,
     }
 
     name: str = "digits"
@@ -234,13 +237,6 @@ class DataConfig(Section, section="data"):
     chosen on them; the test images are used once, for the final table. They are drawn at random from `seed`."""
     augment: bool = True
     """Random crops and flips as is usual for the data set."""
-    mixup: Amount = 0.0
-    """Parameter alpha of mixup's Beta distribution; 0 for no mixup. With `cutmix` too, each batch takes one of the
-    two at random."""
-    cutmix: Amount = 0.0
-    """Parameter alpha of CutMix's Beta distribution; 0 for no CutMix."""
-    randaugment: Annotated[int, Ge(0), Le(30)] = 0
-    """Magnitude of RandAugment with two operations per image (`folder`, without `in_memory`); 0 for none."""
     erasing: Annotated[float, Ge(0), Le(1)] = 0.0
     """Probability of random erasing: a random rectangle of the image is set to the mean colour. Needs
     `augment`."""
@@ -413,7 +409,7 @@ class FinetuneConfig(Section, section="finetune"):
 class RecordConfig(Section, section="records"):
     """What a run writes besides its result."""
 
-    removed = {"checkpoint_steps": 0, "trackers": []}
+    removed = {"checkpoint_steps": 0, "trackers": [], "tensorboard": False}
 
     checkpoint_seconds: Amount = 60.0
     """Save a checkpoint when the last one is this old, so that no more than this is lost; 0 for none by time. One is
@@ -422,8 +418,6 @@ class RecordConfig(Section, section="records"):
     """Also save a checkpoint after every this many epochs; 0 for none by epochs."""
     eval_epochs: PositiveCount = 1
     """Evaluate after every this many epochs; the last epoch is always evaluated."""
-    tensorboard: bool = False
-    """Write the numbers of every epoch as TensorBoard events into the folder `tensorboard` of the run."""
 
 
 class RunConfig(Section):

@@ -8,8 +8,6 @@ from softprune.lab.data.arrays import ArrayBatches as ArrayBatches
 from softprune.lab.data.arrays import ArrayDataset as ArrayDataset
 from softprune.lab.data.arrays import Augmentation as Augmentation
 from softprune.lab.data.arrays import EpochSampler as EpochSampler
-from softprune.lab.data.arrays import Mixing as Mixing
-from softprune.lab.data.arrays import mixed as mixed
 from softprune.lab.data.arrays import normalised as normalised
 from softprune.lab.data.files import BatchLoader as BatchLoader
 from softprune.lab.data.files import LoadedDataset as LoadedDataset
@@ -17,3 +15,4 @@ from softprune.lab.data.files import LoaderBatches as LoaderBatches
 from softprune.lab.data.load import DATASETS as DATASETS
 from softprune.lab.data.load import DataBundle as DataBundle
 from softprune.lab.data.load import load_data as load_data
+from softprune.lab.data.load import open_data as open_data

@@ -1,20 +1,18 @@
 """Images that fit in memory: one tensor on the device that trains, where batches are gathered, cropped and augmented.
 
 `EpochSampler` is the order of the images, in memory or not. Every random number is a hash of (seed, step, position in
-the batch), or of (seed, step) for mixup and CutMix. A batch is therefore the same eager, compiled, inside a CUDA graph,
-after a resume and on any number of processes.
+the batch). A batch is therefore the same eager, compiled, inside a CUDA graph, after a resume and on any number of
+processes.
 """
 
 import math
-import random
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from softprune.errors import ConfigError, DataError, first_line
+from softprune.errors import ConfigError, DataError
 from softprune.rng import Clock, channel_words, hashed_permutation, uniform_noise
 
 # Take the place of a site's number; far above any of them, so that masks, images and order never share their noise.
@@ -45,13 +43,6 @@ class Augmentation:
     """Flip images horizontally at random."""
     erasing: float = 0.0
     """Probability that a random rectangle of the image is set to the mean colour."""
-
-    def __post_init__(self) -> None:
-        if min(self.pad, self.resize) < 0 or (self.pad and self.resize) or not 0 <= self.erasing <= 1:
-            raise DataError(
-                "An Augmentation must have a number of pixels for `pad` or for `resize`, not for both, and a "
-                f"probability for `erasing`. Got {self}."
-            )
 
 
 @dataclass(frozen=True)
@@ -86,19 +77,12 @@ class ArrayDataset:
 
         `mean` and `std` have one value per channel, or one for all.
         """
-        try:
-            pixels, numbers = torch.as_tensor(images), torch.as_tensor(labels)
-            pixels = pixels.unsqueeze(1) if pixels.ndim == 3 else pixels
-            constants = [
-                torch.as_tensor(values, dtype=torch.float32).expand(pixels.shape[1]).clone().to(device).view(-1, 1, 1)
-                for values in (mean, std)
-            ]
-        except (TypeError, ValueError, RuntimeError, IndexError) as error:
-            raise DataError(
-                "Images and labels must be arrays of numbers, and `mean` and `std` have one value per channel or one "
-                f"for all. Got {', '.join(type(given).__name__ for given in (images, labels, mean, std))}: "
-                f"{first_line(error)}."
-            ) from error
+        pixels, numbers = torch.as_tensor(images), torch.as_tensor(labels)
+        pixels = pixels.unsqueeze(1) if pixels.ndim == 3 else pixels
+        constants = [
+            torch.as_tensor(values, dtype=torch.float32).expand(pixels.shape[1]).clone().to(device).view(-1, 1, 1)
+            for values in (mean, std)
+        ]
         if not bool((constants[1] > 0).all()):
             raise DataError(f"`std` must be positive. Got {std}; leave out constant channels.")
         if not torch.equal(numbers, numbers.to(torch.int64)):
@@ -173,16 +157,15 @@ class EpochSampler:
         """Images per step in this process."""
         return self.batch_size // self.world_size
 
-    @property
-    def local_slice(self) -> slice:
-        """The part of a batch that this process takes."""
-        return slice(self.rank * self.local_batch, (self.rank + 1) * self.local_batch)
+    def share(self, batches: Tensor) -> Tensor:
+        """Return the part of batches (..., batch_size) that this process takes."""
+        first = self.rank * self.local_batch
+        return batches[..., first : first + self.local_batch].contiguous()
 
     def draws(self, epoch: int) -> Tensor:
         """Return the number of each image of the epoch, counted since training began, (steps, local_batch)."""
         length = self.steps * self.batch_size
-        numbers = torch.arange(epoch * length, (epoch + 1) * length)
-        return numbers.view(self.steps, self.batch_size)[:, self.local_slice].contiguous()
+        return self.share(torch.arange(epoch * length, (epoch + 1) * length).view(self.steps, self.batch_size))
 
     def indices(self, epoch: int, device: torch.device | str = "cpu") -> Tensor:
         """Return the images of the epoch's batches, (steps, local_batch), the same on every device."""
@@ -190,7 +173,7 @@ class EpochSampler:
         first, start = divmod(epoch * length, self.size)
         passes = range(first, first - (-(start + length) // self.size))
         order = torch.cat([self.permutation(number, device) for number in passes])[start : start + length]
-        return order.view(self.steps, self.batch_size)[:, self.local_slice].contiguous()
+        return self.share(order.view(self.steps, self.batch_size))
 
     def permutation(self, number: int, device: torch.device | str = "cpu") -> Tensor:
         """Return the permutation with this number: the images sorted by a hash."""
@@ -200,19 +183,14 @@ class EpochSampler:
 class ArrayBatches:
     """Batches gathered from images on the device. The order of the epoch is there too, so a step needs no host.
 
-    :meth:`rows` returns two tensors that identify a batch, and :meth:`batch` turns them into images and labels. Both
-    are tensor operations on buffers of fixed address, so that a CUDA graph can hold them.
+    :meth:`batch` is tensor operations on buffers of fixed address, so that a CUDA graph can hold it.
     """
 
     def __init__(self, data: ArrayDataset, sampler: EpochSampler, augmentation: Augmentation) -> None:
         self.data, self.sampler, self.augmentation = data, sampler, augmentation
-        channels, height, width = data.shape
-        side = augmentation.resize
         self.device = data.device
-        self.image_shape: tuple[int, ...] = (channels, side or height, side or width)
         self._order = torch.zeros(sampler.steps, sampler.local_batch, dtype=torch.int64, device=self.device)
-        words = image_words(sampler.seed, sampler.batch_size, self.device)
-        self._words = words[:, sampler.local_slice].contiguous()
+        self._words = sampler.share(image_words(sampler.seed, sampler.batch_size, self.device))
 
     def begin(self, epoch: int, start: int) -> None:
         """Start an epoch at its batch number `start`."""
@@ -221,17 +199,10 @@ class ArrayBatches:
     def before_step(self) -> None:
         """Make the next batch ready. Runs outside any graph."""
 
-    def indices(self, position: int) -> list[int]:
-        """Return the indices of a batch's images, for messages."""
-        return self._order[position].tolist()
-
-    def rows(self, position: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what identifies the batch at `position`, a tensor of one number."""
-        return self._order.index_select(0, position).squeeze(0), self._words
-
-    def batch(self, first: Tensor, second: Tensor, clock: Clock) -> tuple[Tensor, Tensor]:
-        """Return the normalised images and the labels of what :meth:`rows` returned."""
-        return augmented_batch(self.data, first, self.augmentation, clock, second)
+    def batch(self, position: Tensor, clock: Clock) -> tuple[Tensor, Tensor]:
+        """Return the normalised images and the labels of the batch at `position`, a tensor of one number."""
+        indices = self._order.index_select(0, position).squeeze(0)
+        return augmented_batch(self.data, indices, self.augmentation, clock, self._words)
 
 
 def image_words(seed: int, batch_size: int, device: torch.device | str | None = None) -> Tensor:
@@ -341,45 +312,3 @@ def erased_pixels(u: Tensor, probability: float, height: int, width: int) -> Ten
     column = torch.arange(width, device=u.device)
     inside = (row >= top) & (row < top + rows) & (column >= left) & (column < left + columns)
     return inside & (chosen < probability)
-
-
-@dataclass(frozen=True)
-class Mixing:
-    """How the images of a batch, in memory or from files, are mixed. With both, each batch takes one at random."""
-
-    mixup: float = 0.0
-    """Parameter alpha of mixup's Beta distribution; 0 for no mixup."""
-    cutmix: float = 0.0
-    """Parameter alpha of CutMix's Beta distribution; 0 for no CutMix."""
-
-    def __bool__(self) -> bool:
-        return self.mixup > 0 or self.cutmix > 0
-
-    def draws(self, seed: int, steps: Iterable[int], shape: tuple[int, int]) -> Tensor:
-        """Return the draws of these steps for images of this height and width, (steps, 6) in float32.
-
-        A row holds the share of the image outside a box, the box (top, bottom, left, right), and the label's share.
-        """
-        return torch.tensor([self._draw(random.Random((seed << 64) + step), *shape) for step in steps])
-
-    def _draw(self, chance: random.Random, height: int, width: int) -> list[float]:
-        cut = self.cutmix > 0 and (self.mixup == 0 or chance.random() < 0.5)
-        alpha = self.cutmix if cut else self.mixup
-        share = chance.betavariate(alpha, alpha)
-        if not cut:
-            return [share, 0, 0, 0, 0, share]
-        side = (1 - share) ** 0.5 / 2
-        row, column = chance.randrange(height), chance.randrange(width)
-        top, bottom = max(0, int(row - side * height)), min(height, int(row + side * height))
-        left, right = max(0, int(column - side * width)), min(width, int(column + side * width))
-        return [1, top, bottom, left, right, 1 - (bottom - top) * (right - left) / (height * width)]
-
-
-def mixed(images: Tensor, draw: Tensor) -> Tensor:
-    """Return each image mixed with the one before it in the batch; the labels mix as ``draw[5]`` says."""
-    share, top, bottom, left, right, _ = draw.unbind()
-    row = torch.arange(images.shape[-2], device=images.device)[:, None]
-    column = torch.arange(images.shape[-1], device=images.device)
-    inside = (row >= top) & (row < bottom) & (column >= left) & (column < right)
-    weight = torch.where(inside, 0.0, share)
-    return weight * images + (1 - weight) * images.roll(1, 0)

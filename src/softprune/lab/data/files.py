@@ -1,10 +1,8 @@
-"""Images that are loaded when their batch is due: items of torch data sets, and folders of images by torchvision."""
+"""Images that are loaded when their batch is due: items of torch data sets, in worker processes."""
 
-import copy
 import os
 import random
 import signal
-import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,51 +11,39 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler, Subset
+from torch.utils.data import DataLoader, Dataset, Subset
 
-from softprune.errors import DataError, first_few, import_optional
+from softprune.errors import DataError
 from softprune.lab.data.arrays import ArrayDataset, EpochSampler, normalised
 from softprune.rng import Clock
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
 _FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "PPM", "TIFF")
 """The decoders that may read an image, whatever its name says: others, such as EPS, start programs."""
-_MEAN, _STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
-"""ImageNet's, in units of stored bytes."""
+IMAGENET_MEAN, _STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
+"""In units of stored bytes."""
 
 
 class LoadedDataset(Dataset[Any]):
     """Adapts a map-style torch data set whose items are (image, label), an image and the number of its class.
 
-    An image is a tensor (C, H, W), an array (H, W, C) or a PIL image, all of one shape and type. Bytes are normalised
-    with ImageNet's constants if they have three channels, else to [-1, 1]; floats are used as they are.
+    An image is a tensor (C, H, W), an array (H, W, C) or a PIL image, all of the shape and type of the first one. Bytes
+    are normalised with ImageNet's constants if they have three channels, else to [-1, 1]; floats are used as they are.
 
     Items are requested as (index, draw), where `draw` counts the images requested since training began. The random
     generators are seeded by (seed, draw), so that a resumed run sees the same augmented images.
 
     Args:
         plain: The same images without augmentation, for those that are held out; None if there is no difference.
-        kind: Shape and type of the images; None to load the first one, which has those of all.
     """
 
-    def __init__(
-        self,
-        dataset: Any,
-        *,
-        num_classes: int,
-        seed: int = 0,
-        plain: Any = None,
-        kind: tuple[tuple[int, ...], torch.dtype] | None = None,
-    ) -> None:
-        self.dataset, self.num_classes, self.seed = dataset, num_classes, seed
-        self.plain, self.kind = dataset if plain is None else plain, kind
-        if kind is None:
-            image, _ = self[0, 0]
-            self.kind = tuple(image.shape), image.dtype
-        assert self.kind is not None
-        self.shape, self.dtype = self.kind
+    def __init__(self, dataset: Any, *, num_classes: int, seed: int = 0, plain: Any = None) -> None:
+        self.dataset, self.plain = dataset, dataset if plain is None else plain
+        self.num_classes, self.seed = num_classes, seed
+        first, _ = self[0, 0]
+        self.shape, self.dtype = tuple(first.shape), first.dtype
         # In units of the loaded values.
-        mean, std = (_MEAN, _STD) if self.shape[0] == 3 else (127.5, 127.5)
+        mean, std = (IMAGENET_MEAN, _STD) if self.shape[0] == 3 else (127.5, 127.5)
         if self.dtype != torch.uint8:
             mean, std = 0.0, 1.0
         self.mean, self.std = (torch.tensor(value).expand(self.shape[0]).view(-1, 1, 1) for value in (mean, std))
@@ -65,40 +51,23 @@ class LoadedDataset(Dataset[Any]):
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitem__(self, item: tuple[int, int]) -> tuple[Tensor, int]:
-        index, draw = item
+    def __getitem__(self, item: Iterable[int]) -> tuple[Tensor, int]:
+        index, draw = map(int, item)
         try:
             with _seeded(random.Random((self.seed << 64) + draw).getrandbits(63)):
                 image, label = self.dataset[index]
-            return self._image(image), self._label(label)
+            if not isinstance(image, Tensor):
+                image = torch.from_numpy(np.array(image))
+                image = image.permute(2, 0, 1).contiguous() if image.ndim == 3 else image.unsqueeze(0)
+            if int(label) != label or not 0 <= label < self.num_classes:
+                raise DataError(f"a label must be a number from 0 to {self.num_classes - 1}; got {label}")
+            return image, int(label)
         except Exception as error:  # decoders and transforms raise nearly anything
             reason = (str(error) or type(error).__name__).splitlines()[0].removesuffix(".")
             raise DataError(
                 f"Every image must be readable, with its label. Got {self._source(index)}, which is not: {reason}. "
                 "Replace it and resume; without it the data set is another one and needs a new run."
             ) from error
-
-    def _image(self, image: Any) -> Tensor:
-        if not isinstance(image, Tensor):
-            image = torch.from_numpy(np.array(image))
-            image = image.permute(2, 0, 1).contiguous() if image.ndim == 3 else image.unsqueeze(0)
-        if image.ndim != 3 or (image.dtype != torch.uint8 and not image.is_floating_point()):
-            raise DataError(
-                "an image must be a tensor (C, H, W) or an array (H, W, C) of bytes or floats, or a PIL image; "
-                f"got {image.dtype} of shape {tuple(image.shape)}"
-            )
-        if self.kind not in (None, (tuple(image.shape), image.dtype)):
-            raise DataError(
-                f"all images must have one shape and type; got {tuple(image.shape)} of {image.dtype}, and "
-                "{} of {} of the first one: resize and convert them".format(*self.kind)
-            )
-        return image
-
-    def _label(self, label: Any) -> int:
-        number = int(label)
-        if number != label or not 0 <= number < self.num_classes:
-            raise DataError(f"a label must be a number from 0 to {self.num_classes - 1}; got {label}")
-        return number
 
     def _source(self, index: int) -> str:
         data = self.dataset
@@ -112,8 +81,7 @@ class LoadedDataset(Dataset[Any]):
         chosen: list[int] = indices.tolist()
         plain = Subset(self.plain, chosen)
         dataset = Subset(self.dataset, chosen) if augment else plain
-        kind = self.kind if augment or self.plain is self.dataset else None
-        return LoadedDataset(dataset, num_classes=self.num_classes, seed=self.seed, plain=plain, kind=kind)
+        return LoadedDataset(dataset, num_classes=self.num_classes, seed=self.seed, plain=plain)
 
 
 @contextmanager
@@ -131,37 +99,11 @@ def _seeded(seed: int) -> Iterator[None]:
         np.random.set_state(states[2])  # noqa: NPY002
 
 
-class _Rows(Sampler[list[tuple[int, int]]]):
-    """The batches of the next pass; changed in place, since the workers persist from pass to pass."""
-
-    def __init__(self) -> None:
-        self.rows: list[tuple[Tensor, Tensor]] = []
-
-    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        for indices, draws in self.rows:
-            yield list(zip(indices.tolist(), draws.tolist(), strict=True))
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-
 def _leave_signals(worker: int) -> None:
     """Ignore what a terminal sends to all its processes: the main one still needs batches, until it has saved."""
     for name in ("SIGINT", "SIGHUP"):
         if hasattr(signal, name):  # Windows has no SIGHUP
             signal.signal(getattr(signal, name), signal.SIG_IGN)
-
-
-def _remove_worker_handler() -> None:
-    """Remove PyTorch's SIGCHLD handler, which raises wherever the main thread is, perhaps inside a checkpoint.
-
-    The loader itself notices a dead worker when it waits for the next batch, where the error belongs.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        return  # which alone may set handlers
-    handler = signal.getsignal(signal.SIGCHLD)
-    if getattr(handler, "__module__", "") == "torch.utils.data._utils.signal_handling":
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
 class BatchLoader:
@@ -170,10 +112,11 @@ class BatchLoader:
     def __init__(self, dataset: LoadedDataset, *, workers: int, device: torch.device | str = "cpu") -> None:
         self.dataset, self.device = dataset, torch.device(device)
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        self._rows = _Rows()
+        # The batches of the next pass; changed in place, since the workers persist from pass to pass.
+        self._items: list[Any] = []
         self._loader: DataLoader = DataLoader(
             dataset,
-            batch_sampler=self._rows,
+            batch_sampler=self._items,
             num_workers=min(workers, cores),
             pin_memory=self.device.type == "cuda",
             persistent_workers=min(workers, cores) > 0,
@@ -184,20 +127,13 @@ class BatchLoader:
 
     def batches(self, indices: Iterable[Tensor], draws: Iterable[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield images, as loaded, and labels on the device for each row of `indices`."""
-        self._rows.rows = list(zip(indices, draws, strict=True))
+        self._items[:] = [torch.stack(row, dim=-1).numpy() for row in zip(indices, draws, strict=True)]
         try:
-            batches = iter(self._loader)
-            _remove_worker_handler()
-            for images, labels in batches:
+            for images, labels in self._loader:
                 yield images.to(self.device, non_blocking=True), labels.to(self.device, non_blocking=True)
         except DataError as error:  # from a worker, its last line is the message
             raise DataError(
                 str(error).strip().rpartition("\n")[2].removeprefix("softprune.errors.DataError: ")
-            ) from error
-        except RuntimeError as error:
-            raise DataError(
-                f"Loader processes must return every batch. Got {str(error).splitlines()[0].removesuffix('.')}. If "
-                "memory is exhausted, free some, or set fewer data.workers in config.toml."
             ) from error
 
 
@@ -209,77 +145,32 @@ class LoaderBatches:
 
     def __init__(self, loader: BatchLoader, sampler: EpochSampler) -> None:
         self.loader, self.sampler, self.device = loader, sampler, loader.device
-        self.image_shape = loader.dataset.shape
-        count = sampler.local_batch
-        images = torch.zeros(count, *self.image_shape, dtype=loader.dataset.dtype, device=self.device)
-        labels = torch.zeros(count, dtype=torch.int64, device=self.device)
-        self._buffers = images, labels
-        self._mean, self._std = loader.dataset.mean.to(self.device), loader.dataset.std.to(self.device)
-        self._order = torch.empty(0, 0, dtype=torch.int64)
+        data, count = loader.dataset, sampler.local_batch
+        images = torch.zeros(count, *data.shape, dtype=data.dtype, device=self.device)
+        self._buffers = images, torch.zeros(count, dtype=torch.int64, device=self.device)
+        self._mean, self._std = data.mean.to(self.device), data.std.to(self.device)
         self._coming: Iterator[tuple[Tensor, Tensor]] = iter(())
 
     def begin(self, epoch: int, start: int) -> None:
-        self._order = self.sampler.indices(epoch)
-        self._coming = self.loader.batches(self._order[start:], self.sampler.draws(epoch)[start:])
+        self._coming = self.loader.batches(self.sampler.indices(epoch)[start:], self.sampler.draws(epoch)[start:])
 
     def before_step(self) -> None:
         for buffer, content in zip(self._buffers, next(self._coming), strict=True):
             buffer.copy_(content)
 
-    def indices(self, position: int) -> list[int]:
-        return self._order[position].tolist()
-
-    def rows(self, position: Tensor) -> tuple[Tensor, Tensor]:
-        return self._buffers
-
-    def batch(self, first: Tensor, second: Tensor, clock: Clock) -> tuple[Tensor, Tensor]:
-        return normalised(first, self._mean, self._std), second
+    def batch(self, position: Tensor, clock: Clock) -> tuple[Tensor, Tensor]:
+        images, labels = self._buffers
+        return normalised(images, self._mean, self._std), labels
 
 
-def load_folder(
-    root: Path, *, size: int, seed: int, augment: bool, randaugment: int, erasing: float, whole: bool
-) -> tuple[LoadedDataset, LoadedDataset, tuple[str, ...]]:
-    """Return training and test images of a folder in the ImageNet layout, and the names of its classes.
-
-    With ``whole``, augmented training images are not cropped: the device does it.
-    """
-    import_optional("torchvision", "data.name = folder", error=DataError)
-    from torchvision.datasets import ImageFolder
-    from torchvision.transforms import v2
-
-    centre = v2.Compose([*evaluation_crop(size), v2.PILToTensor()])
-    steps: list[Any] = [v2.RandomResizedCrop(size), v2.RandomHorizontalFlip()]
-    if randaugment:
-        steps.append(v2.RandAugment(num_ops=2, magnitude=randaugment))
-    steps.append(v2.PILToTensor())
-    if erasing:
-        steps.append(v2.RandomErasing(erasing, value=[round(value) for value in _MEAN]))
-    try:
-        plain, test = (
-            ImageFolder(str(root / split), centre, loader=read_image, is_valid_file=is_image)
-            for split in ("train", "val")
-        )
-    except OSError as error:
-        raise DataError(
-            f"Images in folders need {root}/train and {root}/val, each with a folder of images for each class "
-            f"({', '.join(SUFFIXES)}). Got {str(error).strip()}"
-        ) from error
-    if plain.classes != test.classes:
-        differing = sorted(set(plain.classes) ^ set(test.classes))
-        raise DataError(
-            f"{root}/train and {root}/val must have the same class folders. Got {first_few(differing)} only in one of "
-            "them; give each class images in both, or remove it."
-        )
-    train = plain
-    if augment:
-        train = copy.copy(plain)  # the list of its files is long
-        train.transform = v2.PILToTensor() if whole else v2.Compose(steps)
-    count, kind = len(plain.classes), ((3, size, size), torch.uint8)
-    return (
-        LoadedDataset(train, num_classes=count, seed=seed, plain=plain, kind=None if whole and augment else kind),
-        LoadedDataset(test, num_classes=count, seed=seed, kind=kind),
-        tuple(plain.classes),
-    )
+def keep_on_device(data: LoadedDataset, device: torch.device | str, workers: int) -> ArrayDataset:
+    """Load every image once, and keep them on the device."""
+    images = torch.empty(len(data), *data.shape, dtype=data.dtype, device=device)
+    rows, labels = torch.arange(len(data)).split(250), []
+    for row, (pixels, numbers) in zip(rows, BatchLoader(data, workers=workers).batches(rows, rows), strict=True):
+        images[row[0] : row[-1] + 1] = pixels
+        labels.append(numbers)
+    return ArrayDataset(images, torch.cat(labels).to(device), data.mean.to(device), data.std.to(device))
 
 
 def is_image(path: str) -> bool:
@@ -292,8 +183,6 @@ def read_image(path: str | Path, mode: str = "RGB") -> Any:
     """Return an image file as a PIL image in this mode, as stored: EXIF's orientation is not applied."""
     from PIL import Image
 
-    if not os.path.isfile(path):  # opening a fifo would block
-        raise DataError("it is missing or not a regular file")
     with Image.open(path, formats=_FORMATS) as image:
         return image.convert(mode)
 
@@ -303,14 +192,3 @@ def evaluation_crop(size: int) -> list[Any]:
     from torchvision.transforms import v2
 
     return [v2.Resize(round(size * 256 / 224)), v2.CenterCrop(size)]
-
-
-def keep_on_device(data: LoadedDataset, device: torch.device | str, workers: int) -> ArrayDataset:
-    """Load every image once, and keep them on the device."""
-    images = torch.empty(len(data), *data.shape, dtype=data.dtype, device=device)
-    rows = torch.arange(len(data)).split(250)
-    labels = []
-    for row, (pixels, numbers) in zip(rows, BatchLoader(data, workers=workers).batches(rows, rows), strict=True):
-        images[row[0] : row[-1] + 1] = pixels
-        labels.append(numbers)
-    return ArrayDataset(images, torch.cat(labels).to(device), data.mean.to(device), data.std.to(device))

@@ -1,7 +1,7 @@
 """The data sets by name, and the bundle of training and test images that training takes."""
 
+import copy
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
@@ -10,85 +10,71 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import ConcatDataset, Subset
+from torch.utils.data import Subset
 
-from softprune.errors import DataError
+from softprune.errors import DataError, first_few, import_optional
+from softprune.lab.config.settings import DataConfig
 from softprune.lab.data.arrays import ArrayBatches, ArrayDataset, Augmentation, EpochSampler
 from softprune.lab.data.cifar import CIFAR10, CIFAR100, Cifar, read_cifar
-from softprune.lab.data.files import BatchLoader, LoadedDataset, LoaderBatches, keep_on_device, load_folder
+from softprune.lab.data.files import (
+    IMAGENET_MEAN,
+    SUFFIXES,
+    BatchLoader,
+    LoadedDataset,
+    LoaderBatches,
+    evaluation_crop,
+    is_image,
+    keep_on_device,
+    read_image,
+)
 from softprune.lab.factories import call_factory, check_name
 from softprune.rng import hashed_permutation
 
 # Takes the place of a site's number in the hash; far above any of them.
 _HOLDOUT = 0x686F6C64
 
-
-@dataclass(frozen=True)
-class DataEntry:
-    """What is known of a data set before it is read."""
-
-    input_shape: tuple[int, int, int] | None = None
-    """Shape of one image; None if `image_size` determines it."""
-    num_classes: int | None = None
-    """None if the files determine it."""
-
-
-DATASETS = {
-    "digits": DataEntry((1, 8, 8), 10),
-    "cifar10": DataEntry((3, 32, 32), 10),
-    "cifar100": DataEntry((3, 32, 32), 100),
-    "folder": DataEntry(),
-}
+DATASETS = ("digits", "cifar10", "cifar100", "folder")
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataBundle:
     """A data set: its training and test images, and how the device augments those in memory."""
 
-    name: str
-    num_classes: int
-    input_shape: tuple[int, ...]
-    """(channels, height, width) of the network's input."""
     train: ArrayDataset | LoadedDataset
     test: ArrayDataset | LoadedDataset
+    num_classes: int
+    class_names: tuple[str, ...] = ()
     augmentation: Augmentation = field(default_factory=Augmentation)
     """For images in memory; the others come augmented."""
-    class_names: tuple[str, ...] = ()
     holdout: ArrayDataset | LoadedDataset | None = None
     """Training images that are left out of training and evaluated after each epoch; None for the test images."""
 
     def __post_init__(self) -> None:
         for key, part in self.parts().items():
-            if not isinstance(part, ArrayDataset | LoadedDataset) or not len(part):
-                raise DataError(
-                    f"`{key}` of a DataBundle must be a softprune.lab.data.ArrayDataset or LoadedDataset with images. "
-                    f"Got a {type(part).__name__} in {self.name!r}; return the pair (train, test) for data sets of "
-                    "torch."
-                )
             is_cropped = key == "train" and self.augmentation.resize
-            if not is_cropped and part.shape != tuple(self.input_shape):
+            if part.shape != self.input_shape and not is_cropped:
                 raise DataError(
-                    f"Images must have the shape `input_shape`, {tuple(self.input_shape)}. Got {part.shape} for "
-                    f"`{key}` of {self.name!r}; resize them, or correct it."
+                    f"All images must have one shape. Got {part.shape} for `{key}` and {self.input_shape} for `test`; "
+                    "resize them."
                 )
             if isinstance(part, ArrayDataset):
                 smallest, largest = map(int, part.labels.aminmax())
                 if smallest < 0 or largest >= self.num_classes:
                     raise DataError(
                         f"Labels must be from 0 to {self.num_classes - 1}, since there are {self.num_classes} classes. "
-                        f"Got {smallest} to {largest} from {self.name!r}; number the classes from 0, or correct "
-                        "`classes` or `num_classes` of the training set."
+                        f"Got {smallest} to {largest} in `{key}`; number the classes from 0, or correct `classes` or "
+                        "`num_classes` of the training set."
                     )
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """(channels, height, width) of the network's input."""
+        return self.test.shape
 
     def parts(self) -> dict[str, ArrayDataset | LoadedDataset]:
         """Return the sets of images that there are, by name."""
         parts = {"train": self.train, "test": self.test, "holdout": self.holdout}
         return {key: part for key, part in parts.items() if part is not None}
-
-    def to(self, device: torch.device | str) -> "DataBundle":
-        """Return the data set with its images in memory, if it has any, on a device."""
-        moved: Any = {key: part.to(device) for key, part in self.parts().items() if isinstance(part, ArrayDataset)}
-        return replace(self, **moved)
 
     def with_holdout(self, count: int, seed: int) -> "DataBundle":
         """Hold ``count`` training images out. Which ones depends only on ``seed`` and the number of images."""
@@ -119,88 +105,52 @@ def load_data(
     root: str | os.PathLike[str] | None = None,
     *,
     device: torch.device | str = "cpu",
-    image_size: int = 224,
     seed: int = 0,
-    augment: bool = True,
-    randaugment: int = 0,
-    erasing: float = 0.0,
-    holdout: int = 0,
-    in_memory: bool = False,
-    workers: int = 0,
-    options: Mapping[str, Any] | None = None,
+    **settings: Any,
 ) -> DataBundle:
-    """Return the data set `name`: a key of DATASETS, or `module:factory` of your own (docs/data.md).
+    """Return the data set `name`: one of DATASETS, or `module:factory` of your own (docs/data.md).
 
     Args:
         name: Which data set.
         root: The folder with its files (./data by default; the digits need none).
         device: Data sets in memory are copied to this device.
-        image_size: Side of the crops of images in folders.
-        seed: Seeds their augmentation, and chooses the images that are held out.
-        augment: Augment the training images.
-        randaugment: Magnitude of RandAugment, for images in folders; 0 for none.
-        erasing: Probability that a random rectangle of a training image is set to the mean colour.
-        holdout: Training images that are left out of training and evaluated after each epoch.
-        in_memory: Decode images in folders once and keep them on `device`; they must have one size.
-        workers: Processes that decode them.
-        options: Further keyword arguments of a factory of your own.
+        seed: Seeds the augmentation of images in files, and chooses the images that are held out.
+        settings: Others of the section [data] of recipes, such as ``image_size``.
     """
-    check_name("data.name", name, DATASETS, DataError, options=options)
-    for key, value, allowed, others in (
-        ("randaugment", randaugment, name == "folder" and not in_memory, "a folder without data.in_memory"),
-        ("in_memory", in_memory, name in DATASETS, ", ".join(DATASETS)),
-        ("erasing", erasing, name in DATASETS, ", ".join(DATASETS)),
-    ):
-        if value and not allowed:
-            raise DataError(f"data.{key} is for {others}. Got data.name = {name!r}; leave data.{key} out.")
-    folder = None if root is None else Path(root).expanduser()
+    return open_data(DataConfig(name=name, dir=str(root or ""), **settings), seed, device)
+
+
+def open_data(config: DataConfig, seed: int, device: torch.device | str) -> DataBundle:
+    """Return the data set that a recipe describes."""
+    name = config.name
+    check_name("data.name", name, DATASETS, DataError, options=config.options)
+    root = Path(config.dir).expanduser() if config.dir else None
+    if (config.erasing or config.in_memory) and name not in DATASETS:
+        raise DataError(
+            f"data.erasing and data.in_memory are for {', '.join(DATASETS)}. Got data.name = {name!r}; leave them out."
+        )
     if name == "digits":
         bundle = _load_digits()
-    elif name in DATASETS and name != "folder":
-        bundle = load_cifar(CIFAR10 if name == "cifar10" else CIFAR100, folder or Path("data"))
     elif name == "folder":
-        if folder is None:
-            raise DataError("Images in files need their folder's path. Got none; pass --data-dir (`root`).")
-        train, test, names = load_folder(
-            folder,
-            size=image_size,
-            seed=seed,
-            augment=augment,
-            randaugment=randaugment,
-            erasing=erasing,
-            whole=in_memory,
-        )
-        augmentation = Augmentation(resize=image_size, flip=True) if in_memory else Augmentation()
-        bundle = _bundle(name, (train, test), names, augmentation)
+        bundle = _load_folder(root, config, seed)
+    elif name in DATASETS:
+        bundle = load_cifar(CIFAR10 if name == "cifar10" else CIFAR100, root or Path("data"))
     else:
-        offered = {"root": folder, "image_size": image_size, "seed": seed, "augment": augment}
-        bundle = _own(name, call_factory(name, "data.name", options or {}, offered, DataError), seed)
-    if erasing:
-        bundle = replace(bundle, augmentation=replace(bundle.augmentation, erasing=erasing))
-    if not augment:
+        offered = {"root": root, "image_size": config.image_size, "seed": seed, "augment": config.augment}
+        bundle = _own(name, call_factory(name, "data.name", config.options, offered, DataError), seed)
+    if config.erasing:
+        bundle = replace(bundle, augmentation=replace(bundle.augmentation, erasing=config.erasing))
+    if not config.augment:
         bundle = replace(bundle, augmentation=Augmentation())
-    if holdout:
-        bundle = bundle.with_holdout(holdout, seed)
-    if in_memory:
-        loaded = {key: part for key, part in bundle.parts().items() if isinstance(part, LoadedDataset)}
-        kept: Any = {key: keep_on_device(part, device, workers) for key, part in loaded.items()}
-        bundle = replace(bundle, **kept)
-    return bundle.to(device)
-
-
-def _bundle(
-    name: str, parts: Any, names: tuple[str, ...], augmentation: Augmentation, num_classes: int = 0
-) -> DataBundle:
-    train, test = parts
-    return DataBundle(
-        name=name,
-        num_classes=num_classes or len(names),
-        input_shape=test.shape,
-        train=train,
-        test=test,
-        augmentation=augmentation,
-        class_names=names,
-    )
+    if config.holdout:
+        bundle = bundle.with_holdout(config.holdout, seed)
+    moved: dict[str, Any] = {}
+    for key, part in bundle.parts().items():
+        if isinstance(part, ArrayDataset):
+            moved[key] = part.to(device)
+        elif config.in_memory:
+            moved[key] = keep_on_device(part, device, config.workers)
+    return replace(bundle, **moved)
 
 
 # Of the 1,437 training images, in units of the stored values 0 to 16.
@@ -217,21 +167,64 @@ def _load_digits() -> DataBundle:
     index = np.arange(len(labels))
     # A fifth of them, but not every fifth one, since the file repeats the ten digits in order.
     test = (index + index // 10) % 5 == 0
-    parts = [
-        ArrayDataset.from_arrays(images[chosen], labels[chosen], mean=_DIGITS_MEAN, std=_DIGITS_STD)
-        for chosen in (~test, test)
-    ]
-    return _bundle("digits", parts, tuple("0123456789"), Augmentation(pad=1))  # no flips: a mirrored 2 is no digit
+    parts = {
+        key: ArrayDataset.from_arrays(images[chosen], labels[chosen], mean=_DIGITS_MEAN, std=_DIGITS_STD)
+        for key, chosen in {"train": ~test, "test": test}.items()
+    }
+    crops = Augmentation(pad=1)  # no flips: a mirrored 2 is no digit
+    return DataBundle(**parts, num_classes=10, class_names=tuple("0123456789"), augmentation=crops)
 
 
 def load_cifar(cifar: Cifar, root: Path) -> DataBundle:
     """Return CIFAR-10 or CIFAR-100 from the official files in ``root``."""
-    parts, names = read_cifar(cifar, root)
-    return _bundle(
-        cifar.name,
-        [ArrayDataset.from_arrays(*part, mean=cifar.mean, std=cifar.std) for part in parts],
-        names,
-        Augmentation(pad=4, flip=True),
+    *parts, names = read_cifar(cifar, root)
+    train, test = (ArrayDataset.from_arrays(*part, mean=cifar.mean, std=cifar.std) for part in parts)
+    crops = Augmentation(pad=4, flip=True)
+    return DataBundle(train=train, test=test, num_classes=len(names), class_names=names, augmentation=crops)
+
+
+def _load_folder(root: Path | None, config: DataConfig, seed: int) -> DataBundle:
+    """Return training and test images of a folder in the ImageNet layout.
+
+    With ``in_memory``, augmented training images are not cropped: the device does it.
+    """
+    if root is None:
+        raise DataError("Images in files need their folder's path. Got none; pass --data-dir (`root`).")
+    import_optional("torchvision", "data.name = folder", error=DataError)
+    from torchvision.datasets import ImageFolder
+    from torchvision.transforms import v2
+
+    size, erasing = config.image_size, config.erasing
+    centre = v2.Compose([*evaluation_crop(size), v2.PILToTensor()])
+    try:
+        plain, test = (
+            ImageFolder(str(root / split), centre, loader=read_image, is_valid_file=is_image)
+            for split in ("train", "val")
+        )
+    except OSError as error:
+        raise DataError(
+            f"Images in folders need {root}/train and {root}/val, each with a folder of images for each class "
+            f"({', '.join(SUFFIXES)}). Got {str(error).strip()}"
+        ) from error
+    if plain.classes != test.classes:
+        differing = sorted(set(plain.classes) ^ set(test.classes))
+        raise DataError(
+            f"{root}/train and {root}/val must have the same class folders. Got {first_few(differing)} only in one of "
+            "them; give each class images in both, or remove it."
+        )
+    train = plain
+    if config.augment:
+        train = copy.copy(plain)  # the list of its files is long
+        erase = [v2.RandomErasing(erasing, value=[round(value) for value in IMAGENET_MEAN])] if erasing else []
+        crop = [v2.RandomResizedCrop(size), v2.RandomHorizontalFlip(), v2.PILToTensor(), *erase]
+        train.transform = v2.PILToTensor() if config.in_memory else v2.Compose(crop)
+    classes = tuple(plain.classes)
+    return DataBundle(
+        train=LoadedDataset(train, num_classes=len(classes), seed=seed, plain=plain),
+        test=LoadedDataset(test, num_classes=len(classes), seed=seed),
+        num_classes=len(classes),
+        class_names=classes,
+        augmentation=Augmentation(resize=size, flip=True) if config.in_memory else Augmentation(),
     )
 
 
@@ -245,8 +238,8 @@ def _own(name: str, data: Any, seed: int) -> DataBundle:
             f"Got a {type(data).__name__} from {name!r}."
         )
     whole = data[0]
-    while isinstance(whole, Subset | ConcatDataset) and not {"classes", "num_classes", "targets"} & vars(whole).keys():
-        whole = whole.dataset if isinstance(whole, Subset) else whole.datasets[0]  # which knows the classes
+    while isinstance(whole, Subset) and not {"classes", "num_classes", "targets"} & vars(whole).keys():
+        whole = whole.dataset  # which knows the classes
     names = tuple(map(str, getattr(whole, "classes", ())))
     labels = whole.labels if isinstance(whole, ArrayDataset) else getattr(whole, "targets", ())
     count = len(names) or getattr(whole, "num_classes", 0) or (1 + int(max(labels)) if len(labels) else 0)
@@ -255,8 +248,8 @@ def _own(name: str, data: Any, seed: int) -> DataBundle:
             f"A data set must say how many classes it has, at least 2. Got {count!r} from `classes`, `num_classes` or "
             f"`targets` of {name!r}; set one of them on the training set, or return a DataBundle."
         )
-    parts = [
+    train, test = (
         part if isinstance(part, ArrayDataset | LoadedDataset) else LoadedDataset(part, num_classes=count, seed=seed)
         for part in data
-    ]
-    return _bundle(name, parts, names, Augmentation(), count)
+    )
+    return DataBundle(train=train, test=test, num_classes=count, class_names=names)

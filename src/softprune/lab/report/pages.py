@@ -231,7 +231,6 @@ def _reproduce(run: Run) -> Part:
     records: list[tuple[str, Any]] = [("Configuration", run.config)]
     if run.environment is not None:
         records.append(("Environment", run.environment))
-    records += [(f"Session {number}", session) for number, session in enumerate(run.sessions[1:], 2)]
     columns = [Column("", itemgetter(0), kind=""), Column("", lambda pair: text.setting(pair[1]), kind="")]
     for title, record in records:
         parts.append(html.folded(title, table(title, columns, flat_settings(record.model_dump(mode="json")))))

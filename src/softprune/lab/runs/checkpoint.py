@@ -4,23 +4,19 @@ A file is what ``torch.save`` writes, with a checksum as the comment of its ZIP 
 Python values only, so that ``torch.load(path, weights_only=True)`` opens it.
 """
 
-import argparse
-import contextlib
 import hashlib
 import io
 import random
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from softprune.errors import CheckpointError, FileFormatError, SoftpruneError, first_line
+from softprune.errors import CheckpointError, FileFormatError, first_line
 from softprune.io import LARGEST_NETWORK, read_bytes, write_atomically
 from softprune.lab.runs.folder import RunFolder
-from softprune.lab.world import is_lost_process
 from softprune.log import get_logger
 
 logger = get_logger(__name__)
@@ -35,9 +31,10 @@ class _DamagedError(CheckpointError):
     """The file is not complete."""
 
 
-def checkpoint_path(folder: Path, step: int) -> Path:
-    """Return the path of the checkpoint after ``step`` optimizer steps."""
-    return folder / f"step-{step:010d}{_SUFFIX}"
+def checkpoints_in(folder: Path) -> list[Path]:
+    """Return the checkpoint files, unread, the newest first."""
+    # Steps are zero-padded, so that names sort as numbers do.
+    return sorted(folder.glob(f"step-*{_SUFFIX}"), reverse=True)
 
 
 def save_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> Path:
@@ -46,24 +43,17 @@ def save_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> Path:
     torch.save(state, buffer)
     archive = buffer.getvalue()
     comment = b"softprune checkpoint %d sha256 %s" % (_VERSION, hashlib.sha256(archive).hexdigest().encode())
-    path = checkpoint_path(folder, step)
+    path = folder / f"step-{step:010d}{_SUFFIX}"
     # A ZIP archive ends with the length of its comment, two bytes, and the comment.
-    write_atomically(
-        path,
-        (archive[:-2], len(comment).to_bytes(2, "little"), comment),
-        then=f"run `{RunFolder(folder.parent).resume_command}`",
-    )
-    for old in _newest_first(folder)[2:]:
+    write_atomically(path, (archive[:-2], len(comment).to_bytes(2, "little"), comment), then="resume the run")
+    for old in checkpoints_in(folder)[2:]:
         old.unlink(missing_ok=True)
     return path
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
     """Return the state in a checkpoint file, on the CPU, or raise a CheckpointError that says what is wrong."""
-    try:
-        content = read_bytes(path, LARGEST_NETWORK)
-    except FileFormatError as error:
-        raise CheckpointError(f"A checkpoint must be a readable file. {error} Nothing was changed.") from error
+    content = read_bytes(path, LARGEST_NETWORK)
     comment = _COMMENT.search(content, max(0, len(content) - _LONGEST_COMMENT))
     if comment is None:
         raise _DamagedError(f"A checkpoint must end with its checksum. Got a damaged or another file at {path}.")
@@ -90,29 +80,23 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def load_tensors(content: bytes) -> Any:
-    """Return what ``torch.save`` wrote, on the CPU, without running code. Raise nearly anything for damaged bytes."""
-    # The training scripts of timm and torchvision store their arguments in it. It is a record without code.
-    is_known = argparse.Namespace in torch.serialization.get_safe_globals()  # of the process, and stays so
-    with torch.serialization.safe_globals([] if is_known else [argparse.Namespace]):
-        return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    """Return what ``torch.save`` wrote, on the CPU, without running code. Raise nearly anything for other bytes."""
+    return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
 
 
-def read_newest(folder: Path, *, repair: bool = False) -> tuple[Path, dict[str, Any]]:
+def read_newest(folder: Path) -> tuple[Path, dict[str, Any]]:
     """Return the newest complete checkpoint of ``folder``; damaged newer ones are skipped with a warning.
 
     A checkpoint that cannot be opened, or of another version, is an error: it may be complete, and the training since
-    the one before it would be lost. With ``repair``, for the process that holds the lock of the run, damaged files are
-    renamed. For any other process such a file may be one that the run is about to write.
+    the one before it would be lost.
     """
-    paths = _newest_first(folder)
+    paths = checkpoints_in(folder)
     for path in paths:
         try:
             return path, read_checkpoint(path)
         except _DamagedError as error:
             logger.warning("softprune: %s Reading the checkpoint before it.", error)
-            if repair:
-                path.replace(path.with_suffix(".damaged"))
-        except CheckpointError:
+        except (CheckpointError, FileFormatError):
             if path.exists():
                 raise
             # The process that trains the run has deleted it in the meantime.
@@ -121,33 +105,6 @@ def read_newest(folder: Path, *, repair: bool = False) -> tuple[Path, dict[str, 
         f"complete. Restore a copy of one, or train from the beginning with "
         f"`{RunFolder(folder.parent).resume_command}`."
     )
-
-
-@contextlib.contextmanager
-def restoring() -> Iterator[None]:
-    """Raise a CheckpointError if the content of a checkpoint, whose checksum is right, cannot be restored."""
-    try:
-        yield
-    except (SoftpruneError, torch.OutOfMemoryError):
-        raise
-    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        if is_lost_process(error):
-            raise
-        raise CheckpointError(
-            "A checkpoint must hold what softprune saved for this network. Got "
-            f"{type(error).__name__}: {first_line(error)}. The file or the network was changed: restore it, or delete "
-            "the newest checkpoint to resume from the one before."
-        ) from error
-
-
-def newest_path(folder: Path) -> Path | None:
-    """Return the newest checkpoint file, unread, or None."""
-    return next(iter(_newest_first(folder)), None)
-
-
-def _newest_first(folder: Path) -> list[Path]:
-    # Steps are zero-padded, so that names sort as numbers do.
-    return sorted(folder.glob(f"step-*{_SUFFIX}"), reverse=True)
 
 
 def random_state(device: torch.device) -> dict[str, Any]:

@@ -1,12 +1,10 @@
-"""The environment of a run: versions, device, source revision and command line, and how it differs from another."""
+"""The environment of a run: versions, device, source revision and command line."""
 
 import os
 import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +12,7 @@ import torch
 
 import softprune
 from softprune.errors import printable
-from softprune.lab.runs.result import Environment, Revision, Session
-from softprune.log import get_logger
-
-logger = get_logger(__name__)
+from softprune.lab.runs.result import Environment, Revision
 
 
 def describe_environment(device: torch.device, world_size: int = 1) -> Environment:
@@ -37,41 +32,6 @@ def describe_environment(device: torch.device, world_size: int = 1) -> Environme
         platform=platform.platform(),
         git=_revision(),
     )
-
-
-def describe_session(device: torch.device, world_size: int, *, epoch: int, batch: int) -> Session:
-    """Describe this process of a run: when and where in the training it began, its command and machine."""
-    return Session(
-        started=datetime.now(UTC).isoformat(timespec="seconds"),
-        epoch=epoch,
-        batch=batch,
-        command=command_line(),
-        environment=describe_environment(device, world_size),
-    )
-
-
-def warn_of_changes(before: Sequence[Session], now: Session) -> None:
-    """Warn if a run is resumed where sums may be computed in another order than in the session ``before``."""
-    if not before:
-        return
-    old, new = before[-1].environment, now.environment
-    keys = ["device", "torch", "processes", *(["threads"] if new.device.startswith("CPU") else ["cuda", "cudnn"])]
-    changed = [
-        f"{key} {getattr(old, key)} before, {getattr(new, key)} now"
-        for key in keys
-        if getattr(old, key) != getattr(new, key)
-    ]
-    if changed:
-        logger.warning(
-            "softprune: the run is resumed in another environment (%s): its result may differ from that of an "
-            "undisturbed run in the last bits, and after many steps visibly",
-            "; ".join(changed),
-        )
-    if old.processes != new.processes:
-        logger.warning(
-            "softprune: The batch of all processes together stays the same. BatchNorm normalises over the share of "
-            "each process, which is another one now, unless train.sync_batchnorm is set."
-        )
 
 
 def command_line() -> str:

@@ -3,13 +3,11 @@
 import contextlib
 import os
 import platform
-import re
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from annotated_types import Gt
 from filelock import FileLock, Timeout
 
 from softprune.errors import CheckpointError, ConfigError, FileFormatError, SoftpruneError
@@ -23,17 +21,18 @@ from softprune.lab.runs.result import (
     Moment,
     Record,
     Result,
-    Session,
     Variant,
     best_epoch,
-    numbered_lines,
     parse,
-    parse_result,
     to_line,
+    totals_of,
 )
-from softprune.log import get_logger
 
-logger = get_logger(__name__)
+_THEN = "resume the run"
+
+
+class BusyError(CheckpointError):
+    """Another process writes the run."""
 
 
 class RunFolder:
@@ -43,7 +42,6 @@ class RunFolder:
         self.path = Path(path)
         self.config = self.path / "config.toml"
         self.metrics = self.path / "metrics.jsonl"
-        self.sessions = self.path / "sessions.jsonl"
         self.result = self.path / "result.json"
         self.checkpoints = self.path / "checkpoints"
         self.compact = self.path / "compact.safetensors"
@@ -51,7 +49,6 @@ class RunFolder:
         self.report = self.path / "report.html"
         self.dense = self.path / "dense"
         self.log = self.path / "run.log"
-        self.tensorboard = self.path / "tensorboard"
         self.lock_file = self.path / ".lock"
 
     @property
@@ -62,21 +59,20 @@ class RunFolder:
 
     @property
     def resume_command(self) -> str:
-        run, own = self.whole, list[str]()
+        command = ["softprune", "resume", str(self.whole.path)]
         with contextlib.suppress(SoftpruneError, OSError):  # a damaged config.toml must not hide the first error
-            own = own_code(run.read_config())
-        return shlex.join(["softprune", "resume", str(run.path), *own])
-
-    @property
-    def again_command(self) -> str:
-        """The command that starts another run with the same settings."""
-        return f"softprune train {shlex.quote(str(self.whole.config))}"
+            config = self.whole.read_config()
+            # A command imports code that a run names only if the command names it too.
+            for key in ("model", "data", "method"):
+                name = config.setting(f"{key}.name")
+                command += [f"--{key}", name] if is_factory_name(name) else []
+        return shlex.join(command)
 
     @classmethod
     def create(cls, path: Path | str, config: RunConfig) -> "RunFolder":
         """Make the folder of a new run and write its configuration."""
-        cls.check_new(path)
         folder = cls(path)
+        folder.check_new()
         try:
             folder.path.mkdir(parents=True, exist_ok=True)
             create_file(folder.config, dump_config(config).encode())
@@ -87,20 +83,12 @@ class RunFolder:
             ) from error
         return folder
 
-    @classmethod
-    def check_new(cls, path: Path | str) -> None:
-        """Raise a ConfigError for a URL, and for a folder that holds a run already or lies below a file."""
-        folder = cls(check_not_url(path))
-        if os.path.lexists(folder.config):
+    def check_new(self) -> None:
+        """Raise a ConfigError if the folder holds a run already."""
+        if os.path.lexists(self.config):
             raise ConfigError(
-                f"A new run must have its own folder. Got {path}, which holds a run already. Resume it "
-                f"(`{folder.resume_command}`), or name another folder with --out."
-            )
-        parent = next(each for each in (folder.path, *folder.path.absolute().parents) if os.path.lexists(each))
-        if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
-            raise ConfigError(
-                f"A new run must have a folder that can be made and written to. Got {path}: {parent} is not a folder "
-                "that can be written to. Name another folder with --out."
+                f"A new run must have its own folder. Got {self.path}, which holds a run already. Resume it "
+                f"(`{self.resume_command}`), or name another folder with --out."
             )
 
     @classmethod
@@ -124,12 +112,12 @@ class RunFolder:
             self.lock_file.write_text(f"process {os.getpid()} on {platform.node()}\n", encoding="utf-8")
         except Timeout:
             holder = read_bytes(self.lock_file).decode(errors="replace").strip() or "another process"
-            raise CheckpointError(
+            raise BusyError(
                 f"Only one process may write a run at a time. Got {self.path}, which {holder} is training. Wait until "
                 f"it ends, or stop it with SIGTERM (it saves first); then `{self.resume_command}`."
             ) from None
         except OSError as error:
-            raise unwritable(self.lock_file, error, self._then) from error
+            raise unwritable(self.lock_file, error, _THEN) from error
         try:
             for folder in (self.path, self.checkpoints):
                 for leftover in folder.glob(".*.tmp"):
@@ -138,30 +126,12 @@ class RunFolder:
         finally:
             lock.release()
 
-    def is_locked(self) -> bool:
-        """Return whether a process writes the run. Changes nothing."""
-        try:
-            import fcntl  # not on Windows
-
-            with open(os.open(self.lock_file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW), "rb") as file:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                except OSError:
-                    return True
-        except (ImportError, OSError):
-            return False
-        return False
-
-    @property
-    def _then(self) -> str:
-        return f"run `{self.resume_command}`"
-
     def read_config(self) -> RunConfig:
         return read_config(self.config)
 
     def write_history(self, rows: Sequence[Epoch]) -> None:
         """Make metrics.jsonl hold exactly ``rows``: the epochs of the checkpoint that a run resumes from."""
-        write_atomically(self.metrics, "".join(map(to_line, rows)).encode(), then=self._then)
+        write_atomically(self.metrics, "".join(map(to_line, rows)).encode(), then=_THEN)
 
     def append_metrics(self, row: Epoch) -> None:
         """Add the line of one epoch. On resume :meth:`write_history` removes a line that a crash cut off."""
@@ -169,29 +139,10 @@ class RunFolder:
             with open(self.metrics, "a", encoding="utf-8") as file:
                 file.write(to_line(row))
         except OSError as error:
-            raise unwritable(self.metrics, error, self._then) from error
-
-    def add_session(self, session: Session) -> None:
-        """Record a process that trains the run, before it does anything."""
-        before = read_bytes(self.sessions) if self.sessions.exists() else b""
-        if before and not before.endswith(b"\n"):
-            before += b"\n"  # an incomplete line stays alone
-        write_atomically(self.sessions, before + to_line(session).encode(), then=self._then)
-
-    def read_sessions(self) -> list[Session]:
-        """Return the processes that trained the run, in order, without lines that are damaged."""
-        if not self.sessions.exists():
-            return []
-        sessions = []
-        for number, line in numbered_lines(self.sessions):
-            try:
-                sessions.append(parse(Session, line, f"{self.sessions}, line {number}", "The line is left out."))
-            except FileFormatError as error:
-                logger.warning("softprune: %s", error)
-        return sessions
+            raise unwritable(self.metrics, error, _THEN) from error
 
     def write_result(self, result: Result) -> None:
-        write_atomically(self.result, result.to_json().encode(), then=self._then)
+        write_atomically(self.result, result.to_json().encode(), then=_THEN)
 
     def read_result(self) -> Result:
         """Return the content of result.json, or raise an error that says why there is none."""
@@ -200,30 +151,11 @@ class RunFolder:
                 f"A finished run must have a result.json. Got none at {self.result}. If the run was stopped, "
                 f"`{self.resume_command}` finishes it."
             )
-        content = read_bytes(self.result)
-        remedy = f"Delete it, and `{self.resume_command}` writes it again from the last checkpoint."
-        return parse_result(content, str(self.result), remedy)
-
-
-def own_names(config: RunConfig) -> dict[str, str]:
-    """Return what names code of the user's own, by section."""
-    names = {"model": config.model.name, "data": config.data.name, "method": config.method.name}
-    return {key: name for key, name in names.items() if is_factory_name(name)}
-
-
-def own_code(config: RunConfig) -> list[str]:
-    """Return the options that name the user's own code of a run, for commands that import nothing on its word."""
-    return [part for key, name in own_names(config).items() for part in (f"--{key}", name)]
-
-
-def check_not_url(path: Path | str) -> Path:
-    """Return ``path``. Raise a ConfigError for a URL, which would otherwise become a folder of that name."""
-    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", str(path)):
-        raise ConfigError(
-            f"The folder of runs must be on a disk, which may be shared storage that all machines mount. Got the URL "
-            f"{path}; mount it, and name the folder with --out."
+        remedy = (
+            "If a newer softprune wrote it, read it with that one. Otherwise delete it, and "
+            f"`{self.resume_command}` writes it again from the last checkpoint."
         )
-    return Path(path)
+        return parse(Result, read_bytes(self.result), str(self.result), remedy)
 
 
 def check_folder_name(name: Any, key: str = "name") -> str:
@@ -236,26 +168,20 @@ def check_folder_name(name: Any, key: str = "name") -> str:
 # --- a run as reports and comparisons read it: finished, or still in training ----------------------------------------
 
 
-class BenchTiming(Record, extra="ignore"):
-    """How long one network takes."""
-
-    median_ms: Annotated[float, Gt(0)]
-
-
-class BenchTimings(Record, extra="ignore"):
+class BenchPair(Record, extra="ignore"):
     """A row of bench.json: both networks under one backend, precision and batch size."""
 
     batch: int
     round_to: int = 0
     """Widths were cut to multiples of it; 0: as the run was cut."""
-    dense: BenchTiming | None
-    compact: BenchTiming | None
+    dense: dict[str, Any] | None
+    compact: dict[str, Any] | None
 
 
 class BenchFile(Record, extra="ignore"):
     """What reports read of bench.json, which `softprune bench RUN --out RUN/bench.json` writes."""
 
-    rows: tuple[BenchTimings, ...]
+    rows: tuple[BenchPair, ...]
 
 
 class Run(Result):
@@ -268,8 +194,6 @@ class Run(Result):
     last: Moment | None = None  # type: ignore[assignment]
     environment: Environment | None = None  # type: ignore[assignment]
     in_progress: bool = False
-    warnings: tuple[str, ...] = ()
-    """What the training warned of, if the record has it."""
     notes: tuple[str, ...] = ()
     baseline_top1: float | None = None
     """Accuracy of dense runs compared with this one, for a run that trained no dense network itself."""
@@ -310,12 +234,9 @@ def load_run(run_dir: Path | str) -> Run:
         return Run.model_construct(path=folder.path, **dict(folder.read_result()))
     if folder.metrics.exists():
         return _in_training(folder)
-    remedy = "Give the folder that `softprune train` wrote."
-    if not folder.config.is_file() and any(folder.path.glob("*/result.json")):
-        remedy = f"It holds several runs: give one of them, or use `softprune compare {shlex.quote(str(folder.path))}`."
     raise FileFormatError(
         f"A run folder must hold result.json, or metrics.jsonl while the run is in training. Got {folder.path} with "
-        f"neither. {remedy}"
+        "neither. Give the folder that `softprune train` wrote."
     )
 
 
@@ -330,7 +251,7 @@ def best_latencies(run: Run) -> tuple[float, float] | None:
         return run.latencies
     bench = parse(BenchFile, read_bytes(file), str(file), "Run `softprune bench` again, or remove the file.")
     rows = [row for row in bench.rows if row.batch == run.latency_batch and row.round_to in (0, run.round_to)]
-    times = [(row.dense.median_ms, row.compact.median_ms) for row in rows if row.dense and row.compact]
+    times = [(row.dense["median_ms"], row.compact["median_ms"]) for row in rows if row.dense and row.compact]
     return min(times, key=lambda pair: pair[1], default=run.latencies)
 
 
@@ -342,8 +263,6 @@ def _in_training(folder: RunFolder) -> Run:
             "first epoch to end."
         )
     config = folder.read_config() if folder.config.exists() else RunConfig()
-    # A run in training has not recorded its dense network; its first epoch, when nearly all is kept, stands in.
-    first, final = epochs[0], epochs[-1]
     tested = [row for row in epochs if row.test_top1 is not None]
     best = best_epoch(epochs)
     notes = ["The last line of metrics.jsonl is incomplete and was left out."] if cut_off else []
@@ -361,8 +280,9 @@ def _in_training(folder: RunFolder) -> Run:
         command="",
         finished="",
         wall_seconds=sum(row.seconds for row in epochs),
-        dense=first.totals,
-        compact=final.totals,
+        # The dense network is not recorded yet; the first epoch, when nearly all is kept, stands in.
+        dense=totals_of(epochs[0]),
+        compact=totals_of(epochs[-1]),
         best=None if best is None else Moment.of(best),
         last=Moment.of(tested[-1]) if tested else None,
         epochs=epochs,
@@ -378,13 +298,8 @@ def read_metrics(path: Path) -> tuple[tuple[Epoch, ...], bool]:
     A line that a resumed run wrote again replaces the earlier one.
     """
     rows: dict[int, Epoch] = {}
-    lines, cut_off = list(numbered_lines(path)), False
-    for number, line in lines:
-        try:
-            row = parse(Epoch, line, f"{path}, line {number}", "Resume the run, which writes the file again.")
-            rows[row.epoch] = row
-        except FileFormatError:
-            if number < lines[-1][0] or read_bytes(path).endswith(b"\n"):
-                raise
-            cut_off = True
-    return tuple(rows[key] for key in sorted(rows)), cut_off
+    *lines, rest = read_bytes(path).split(b"\n")
+    for number, line in enumerate(lines, start=1):
+        row = parse(Epoch, line, f"{path}, line {number}", "Resume the run, which writes the file again.")
+        rows[row.epoch] = row
+    return tuple(rows[key] for key in sorted(rows)), bool(rest)

@@ -1,4 +1,4 @@
-"""The records of a run: result.json, the lines of metrics.jsonl and of sessions.jsonl. Imports no PyTorch.
+"""The records of a run: result.json and the lines of metrics.jsonl. Imports no PyTorch.
 
 Training makes these models and writes them; reports, comparisons and benchmarks read them. A file that is damaged,
 edited or of another version ends in a FileFormatError that names the file and the field.
@@ -6,26 +6,15 @@ edited or of another version ends in a FileFormatError that names the file and t
 
 import json
 import math
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from annotated_types import Ge, Lt, MinLen
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 from pydantic_core import ValidationError
 
-from softprune.errors import FileFormatError, show, storable
-from softprune.io import read_bytes
+from softprune.errors import FileFormatError, show
 from softprune.lab.config.settings import RunConfig
-
-RESULT_FORMAT: Literal[2] = 2
-
-
-def _without_controls(text: str) -> str:
-    """Refuse control characters: names and commands are printed to terminals."""
-    if storable(text) != text:
-        raise ValueError("text must have no control characters")
-    return text
 
 
 def _finite_or_none(value: Any) -> Any:
@@ -33,7 +22,8 @@ def _finite_or_none(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-Text = Annotated[str, AfterValidator(_without_controls)]
+Text = Annotated[str, StringConstraints(pattern=r"^\P{Cc}*$")]
+"""Names and commands are printed to terminals: they have no control characters."""
 Count = Annotated[int, Ge(0), Lt(2**63)]
 Number = Annotated[float | None, BeforeValidator(_finite_or_none)]
 
@@ -61,10 +51,11 @@ class Totals(Record):
         """Two per multiply-accumulate."""
         return 2 * self.macs
 
-    @property
-    def totals(self) -> "Totals":
-        """The cost alone, of a record that has more than it."""
-        return Totals(**{name: getattr(self, name) for name in Totals.model_fields})
+
+def totals_of(counted: Any) -> Totals:
+    """Return the cost alone, of what :func:`softprune.cost` counted or of a record that has more than it."""
+    values: Any = {name: getattr(counted, name, None) for name in Totals.model_fields}
+    return Totals(**values)
 
 
 class AfterEpoch(Totals):
@@ -121,7 +112,7 @@ class Moment(AfterEpoch):
     @classmethod
     def of(cls, row: Epoch) -> Self:
         assert row.test_top1 is not None
-        return cls(**dict(row.totals), epoch=row.epoch, top1=row.test_top1, top5=row.test_top5)
+        return cls(**dict(totals_of(row)), epoch=row.epoch, top1=row.test_top1, top5=row.test_top5)
 
 
 def best_epoch(rows: Sequence[Epoch]) -> Epoch | None:
@@ -153,8 +144,6 @@ class SiteRecord(Record, extra="ignore"):
     activation: Text
     width: Count
     kept: Count
-    keep: tuple[bool, ...] = ()
-    """Whether each channel was kept; empty in records that are kept without it."""
 
 
 class Module(Record):
@@ -208,20 +197,10 @@ class Environment(Record):
     git: Revision | None
 
 
-class Session(Record):
-    """One line of sessions.jsonl: a process that trained the run, and where it began."""
-
-    started: Text
-    epoch: Count
-    batch: Count
-    command: Text
-    environment: Environment
-
-
 class Result(Record):
     """The content of result.json."""
 
-    format: Literal[2] = RESULT_FORMAT
+    format: Literal[2] = 2
     name: Text
     command: Text
     model: Text
@@ -251,7 +230,8 @@ class Result(Record):
     modules: tuple[Module, ...] = ()
     config: RunConfig
     environment: Environment
-    sessions: tuple[Session, ...] = ()
+    sessions: tuple[Any, ...] = Field(default=(), exclude=True)
+    """Of earlier versions."""
     epochs: Annotated[tuple[Epoch, ...], MinLen(1)]
 
     def variant(self, name: str) -> Variant | None:
@@ -284,22 +264,8 @@ def _entry(key: str, value: Any) -> str:
 
 
 def to_line(record: Record) -> str:
-    """Return a record as a line of metrics.jsonl or sessions.jsonl."""
+    """Return a record as a line of metrics.jsonl."""
     return json.dumps(record.model_dump(mode="json")) + "\n"
-
-
-def parse_result(content: bytes, place: str, remedy: str) -> Result:
-    """Return the record in the bytes of a result.json; ``place`` and ``remedy`` are for the error message."""
-    try:
-        format_ = json.loads(content).get("format")
-    except (ValueError, AttributeError, RecursionError):
-        format_ = RESULT_FORMAT  # not a JSON object: the model says so
-    if isinstance(format_, int) and format_ > RESULT_FORMAT:
-        raise FileFormatError(
-            f"{place} must have format {RESULT_FORMAT}. Got {show(format_)}. A newer softprune wrote it: read it with "
-            "that one."
-        )
-    return parse(Result, content, place, remedy)
 
 
 RecordType = TypeVar("RecordType", bound=Record)
@@ -317,10 +283,3 @@ def parse(kind: type[RecordType], content: bytes, place: str, remedy: str) -> Re
     rule = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be").rstrip(".")
     value = "" if first["type"] == "missing" else f" Got {show(first['input'])}."
     raise FileFormatError(f"{place}: {show(field)} is not what softprune writes: {rule}.{value} {remedy}")
-
-
-def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines of a file that are not empty, with their numbers from one."""
-    for number, line in enumerate(read_bytes(path).split(b"\n"), start=1):
-        if line.strip():
-            yield number, line

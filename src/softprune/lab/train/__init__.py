@@ -1,1 +1,1 @@
-"""Training: one loop for every method, its checkpoints and records. Read `run.py`, then `stage.py` and `step.py`."""
+"""Training: one loop for every method, its checkpoints and records. Read `run.py`, then `step.py`."""

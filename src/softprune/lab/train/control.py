@@ -18,6 +18,11 @@ from softprune.lab.runs.result import Epoch, Totals
 EXIT_STOPPED = 75
 """Exit code of a process that stopped early with everything saved (sysexits' EX_TEMPFAIL: try again)."""
 
+run_log = logging.getLogger("softprune.run")
+"""What a run does, for its log file alone: a terminal has the progress of a listener."""
+run_log.propagate = False
+run_log.setLevel(logging.INFO)
+
 
 class Listener:
     """Receives a run's events. Every method does nothing; override the ones you need."""
@@ -35,6 +40,12 @@ class Listener:
         """An epoch ended: its line of metrics.jsonl, and the cost of the dense network."""
 
 
+def begin_phase(text: str, listener: Listener) -> None:
+    """Tell the log and a listener of a new phase."""
+    run_log.info(text)
+    listener.on_phase(text)
+
+
 class StopSignal:
     """Holds the reason to stop after the current step: SIGTERM, SIGINT (Ctrl-C), SIGHUP or a time limit.
 
@@ -50,11 +61,9 @@ class StopSignal:
 
     def reason(self) -> str | None:
         """Return why the run should stop now, or None."""
-        if self._signal is not None:
-            return self._signal
-        if self._deadline is not None and time.monotonic() >= self._deadline:
+        if self._signal is None and self._deadline is not None and time.monotonic() >= self._deadline:
             return f"the time limit of {self._time_limit:g} s"
-        return None
+        return self._signal
 
     def __enter__(self) -> "StopSignal":
         # Only the main thread may set handlers; a run inside another thread is stopped by its owner.
@@ -62,14 +71,12 @@ class StopSignal:
             numbers = [signal.SIGTERM, signal.SIGINT]
             if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # not on Windows
                 numbers.append(signal.SIGHUP)
-            for number in numbers:
-                self._previous[number] = signal.signal(number, self._on_signal)
+            self._previous = {number: signal.signal(number, self._on_signal) for number in numbers}
         return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
-        self._previous.clear()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT and self._signal is not None:
@@ -77,58 +84,32 @@ class StopSignal:
         self._signal = signal.Signals(number).name
 
 
-class RunLog(Listener):
-    """Writes a run's events to its log file, and passes them on to another listener."""
-
-    def __init__(self, listener: Listener) -> None:
-        self._listener = listener
-        # Keeps what comes before the run has a folder.
-        self.handler = MemoryHandler(capacity=1, flushLevel=sys.maxsize)
-
-    def open(self, path: Path) -> None:
-        """Append to the file ``path``, first what was logged until now."""
-        file = logging.FileHandler(path, encoding="utf-8", errors="backslashreplace")
-        file.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s", "%Y-%m-%d %H:%M:%S"))
-        self.handler.setTarget(file)
-        self.handler.flush()
-
-    def write(self, message: str, level: int = logging.INFO) -> None:
-        self.handler.handle(logging.LogRecord("softprune.run", level, __file__, 0, message, None, None))
-
-    def on_phase(self, text: str) -> None:
-        self.write(text)
-        self._listener.on_phase(text)
-
-    def on_epoch_start(self, epoch: int, epochs: int, steps: int) -> None:
-        self._listener.on_epoch_start(epoch, epochs, steps)
-
-    def on_step(self, done: int) -> None:
-        self._listener.on_step(done)
-
-    def on_epoch(self, row: Epoch, dense: Totals) -> None:
-        facts = [f"epoch {row.number}", f"lr {row.lr:.4g}"]
-        numbers = (("loss", row.train_loss), ("top-1", row.test_top1))
-        facts += [f"{title} {value:,.4g}" for title, value in numbers if value is not None]
-        self.write(", ".join([*facts, f"MACs {row.macs:,}", f"{row.seconds:.1f} s"]))
-        self._listener.on_epoch(row, dense)
-
-
 @contextmanager
-def run_log(listener: Listener | None) -> Iterator[RunLog]:
-    """Yield a listener that passes events on to ``listener``, and logs them once its file is open.
+def log_kept() -> Iterator[MemoryHandler]:
+    """Keep what a run and softprune's loggers say until :func:`open_log` names the file for it; close the file on exit.
 
-    Messages of softprune's loggers are included at the level that the application has set for them.
+    Messages of the loggers are included at the level that the application has set for them.
     """
-    log, package = RunLog(listener or Listener()), logging.getLogger("softprune")
-    package.addHandler(log.handler)
+    handler, loggers = MemoryHandler(capacity=1, flushLevel=sys.maxsize), (run_log, logging.getLogger("softprune"))
+    for each in loggers:
+        each.addHandler(handler)
     try:
-        yield log
+        yield handler
     except BaseException as error:
         kind = "an error" if isinstance(error, SoftpruneError) else type(error).__name__
-        log.write(f"stopped by {kind}: {error}", logging.ERROR)
+        run_log.error("stopped by %s: %s", kind, error)
         raise
     finally:
-        package.removeHandler(log.handler)
-        if log.handler.target is not None:
-            log.handler.target.close()
-        log.handler.close()
+        for each in loggers:
+            each.removeHandler(handler)
+        if handler.target is not None:
+            handler.target.close()
+        handler.close()
+
+
+def open_log(handler: MemoryHandler, path: Path) -> None:
+    """Append to the file ``path``, first what was logged until now."""
+    file = logging.FileHandler(path, encoding="utf-8", errors="backslashreplace")
+    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s", "%Y-%m-%d %H:%M:%S"))
+    handler.setTarget(file)
+    handler.flush()

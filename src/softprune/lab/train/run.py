@@ -1,70 +1,69 @@
 """A run from its configuration to its result: start or resume, then epochs of steps, cuts, checkpoints, the record.
 
-Read `start`, `_train` and `Trainer.run`. `stage.py` makes what is trained, `step.py` runs one step.
+Read `start`, `_run` and `Trainer.train`; `step.py` runs one step.
 """
 
 import copy
-import platform
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from contextlib import nullcontext
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from logging.handlers import MemoryHandler
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
+from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from softprune.costs import Cost, cost
-from softprune.cut import plans_of, remap_optimizer, save
-from softprune.devices import broadcast_from_rank0_, has_fast_bf16
-from softprune.errors import (
-    CheckpointError,
-    ConfigError,
-    DataError,
-    ModelError,
-    NonFiniteLoss,
-    SoftpruneError,
-    first_few,
-    first_line,
-    import_optional,
-    show,
-)
+from softprune.cut import Origin, PrunePlan, apply_plan, load, plans_of, remap_optimizer, save
+from softprune.devices import broadcast_from_rank0_
+from softprune.errors import CheckpointError, ConfigError, SoftpruneError, first_few
 from softprune.lab.config.recipes import changed_settings, config_to_dict, show_changes
 from softprune.lab.config.settings import BASELINE, START, DistillConfig, MethodConfig, RunConfig
-from softprune.lab.data import DataBundle
-from softprune.lab.runs.checkpoint import (
-    newest_path,
-    random_state,
-    read_checkpoint,
-    read_newest,
-    restoring,
-    save_checkpoint,
-    set_random_state,
-)
-from softprune.lab.runs.environment import describe_session, warn_of_changes
+from softprune.lab.data import DataBundle, EpochSampler, open_data
+from softprune.lab.runs import checkpoint
+from softprune.lab.runs.environment import command_line, describe_environment
 from softprune.lab.runs.folder import RunFolder, check_folder_name
-from softprune.lab.runs.networks import inputs_of, origin_of
-from softprune.lab.runs.result import Epoch, Module, Moment, Pruned, Result, SiteRecord, Totals, Variant, best_epoch
-from softprune.lab.train.control import Listener, RunLog, StopSignal, run_log
-from softprune.lab.train.evaluate import Evaluator, latency_ms
-from softprune.lab.train.stage import (
-    Stage,
-    StartingPoint,
-    check_method,
-    check_one_shot,
-    first_stage,
-    load_teacher,
-    open_data,
-    restored_stage,
+from softprune.lab.runs.networks import (
+    build_network,
+    check_outputs,
+    inputs_of,
+    named_config,
+    refuse_dense,
+    starting_network,
+)
+from softprune.lab.runs.result import (
+    Environment,
+    Epoch,
+    Module,
+    Moment,
+    Pruned,
+    Result,
+    SiteRecord,
+    Totals,
+    Variant,
+    best_epoch,
+    totals_of,
+)
+from softprune.lab.train.control import Listener, StopSignal, begin_phase, log_kept, open_log, run_log
+from softprune.lab.train.evaluate import EvalTotals, Evaluator, latency_ms
+from softprune.lab.train.method import check_method, check_one_shot, load_teacher, make_pruner
+from softprune.lab.train.step import (
+    Teacher,
+    TrainStep,
+    learning_rate,
+    load_optimizer_state,
+    make_optimizer,
+    optimizer_state,
     set_arithmetic,
 )
-from softprune.lab.world import World, is_lost_process, join_world, leave_world, may_restart
+from softprune.lab.world import World, join_world, may_restart
 from softprune.log import get_logger
 from softprune.methods import Pruner
+from softprune.methods.pruner import undecayed_biases
 from softprune.module_state import evaluating, non_finite
 
 logger = get_logger(__name__)
@@ -81,24 +80,12 @@ class Outcome:
 
     folder: RunFolder
     """Where its files are."""
-    result: Result | None
+    result: Result | None = None
     """The content of result.json, if the run is finished."""
-    stopped: str | None
+    stopped: str | None = None
     """Why it stopped early, if it did."""
     is_writer: bool
     """Whether this process is the one that writes and reports."""
-
-
-@dataclass(frozen=True)
-class RunContext:
-    """What a run is trained with, and who listens to it and stops it."""
-
-    config: RunConfig
-    folder: RunFolder
-    data: DataBundle
-    world: World
-    listener: Listener
-    stop: StopSignal
 
 
 # --- from the configuration to the loop ------------------------------------------------------------------------------
@@ -122,27 +109,22 @@ def start(
             "A run that torchrun restarts (--max-restarts) must name its folder, which the restarted processes resume. "
             "Got none; name it with --out."
         )
-    with _world(device, time_limit) as world, run_log(listener) as log:
-        if out is not None and may_restart():
-            made = RunFolder(out)  # one of another configuration is refused below, like any existing run
-            if world.broadcast(made.config.is_file() and made.read_config() == config):
-                return _train_all(config, made, world, log, time_limit)
-        prepared = _prepare(config, world)
-        folder = RunFolder(world.broadcast(str(out or _free_folder(config.name or "run"))))
-        if world.is_writer:
-            RunFolder.create(folder.path, config)
-        world.barrier()
-        return _train_all(config, folder, world, log, time_limit, prepared)
+    with join_world(device) as world, log_kept() as log:
+        folder, trainer = RunFolder(world.broadcast(str(out or _free_folder(config)))), None
+        is_made = may_restart() and folder.config.is_file() and folder.read_config() == config
+        if not world.broadcast(is_made):
+            trainer = _prepare(config, folder, world)
+            if world.is_writer:
+                RunFolder.create(folder.path, config)
+        return _run(config, folder, world, log, listener or Listener(), time_limit, trainer)
 
 
-def check(
-    config: RunConfig, out: Path | str | None = None, *, device: str = "auto"
-) -> tuple[DataBundle, StartingPoint, torch.device, Path]:
-    """Return what a new run would start with, its device and its folder; raise what it would raise before training."""
-    path = Path(out or _free_folder(config.name or "run"))
-    RunFolder.check_new(path)
-    with _world(device) as world:
-        return *_prepare(absolute_paths(config), world), world.device, path
+def check(config: RunConfig, out: Path | str | None = None, *, device: str = "auto") -> "Trainer":
+    """Return what a new run would train; raise what it would raise before training."""
+    folder = RunFolder(out or _free_folder(config))
+    folder.check_new()
+    with join_world(device) as world:
+        return _prepare(absolute_paths(config), folder, world)
 
 
 def resume(
@@ -158,130 +140,132 @@ def resume(
     config = folder.read_config()
     if data_dir is not None:
         config = config.replace(data=config.data.replace(dir=_absolute(data_dir)))
-    with _world(device, time_limit) as world, run_log(listener) as log:
-        return _train_all(config, folder, world, log, time_limit)
+    with join_world(device) as world, log_kept() as log:
+        return _run(config, folder, world, log, listener or Listener(), time_limit)
 
 
-def _prepare(config: RunConfig, world: World) -> tuple[DataBundle, StartingPoint]:
+def evaluate_run(
+    run: Path, *, device: str = "auto", data_dir: str | None = None, **names: str
+) -> dict[str, EvalTotals]:
+    """Return the test accuracy of a run's network, as trained ("masked") and compact; ``names`` as in named_config."""
+    folder, found = RunFolder.open(run), dict[str, EvalTotals]()
+    config = _for_use(named_config(folder, **names), data_dir)
+    with join_world(device) as world:
+        set_arithmetic(config.train, world.device)
+        images = open_data(config.data, config.seed, world.device)
+        evaluator = Evaluator(images, config, world)
+        if checkpoint.checkpoints_in(folder.checkpoints) or not folder.compact.is_file():
+            trainer = Trainer(config, folder, images, world, checkpoint.read_newest(folder.checkpoints)[1])
+            found["masked" if trainer.pruner is not None else "trained"] = evaluator(trainer.network, on_test=True)
+        if folder.compact.is_file():
+            dense = build_network(config.model.name, images.num_classes, config.model.options).to(world.device)
+            found["compact"] = evaluator(load(folder.compact, dense).float(), on_test=True)
+    return found
+
+
+def compact_run(
+    run: Path,
+    out: Path | None = None,
+    *,
+    device: str = "auto",
+    data_dir: str | None = None,
+    round_to: int | None = None,
+    gathers: bool = True,
+    **names: str,
+) -> tuple[Path, Cost, Cost]:
+    """Write the compact network of a run's newest checkpoint; return its path, the dense cost and its own cost.
+
+    For a finished run it equals the network that the run wrote, if the device is the same. `round_to` and `gathers`
+    are those of Pruner.compact; `names` those of named_config.
+    """
+    folder = RunFolder.open(run)
+    config = _for_use(named_config(folder, **names), data_dir)
+    refuse_dense(config, run)
+    with join_world(device) as world:
+        images = open_data(config.data, config.seed, world.device)
+        trainer = Trainer(config, folder, images, world, checkpoint.read_newest(folder.checkpoints)[1])
+        compact, pruner = trainer.network, trainer.pruner
+        if (round_to is not None or not gathers) and (out is None or pruner is None):
+            raise ConfigError(
+                "--round-to and --no-gathers cut a network in another way than its run did, which needs --out and a "
+                f"run that has not begun its fine-tuning. Got {'no --out' if out is None else 'a run in fine-tuning'}."
+            )
+        with evaluating(trainer.network):
+            if pruner is not None:
+                compact = pruner.compact(round_to=round_to, gathers=gathers)
+            target = save(compact, out or folder.compact, origin=trainer.origin)
+        return target, trainer.dense_cost, cost(compact, images.example(1, world.device))
+
+
+def _for_use(config: RunConfig, data_dir: str | None) -> RunConfig:
+    """Return the configuration of a run that does not train: images in files are decoded when they are used."""
+    return config.replace(data=config.data.replace(dir=data_dir or config.data.dir, in_memory=False))
+
+
+def _prepare(config: RunConfig, folder: RunFolder, world: World) -> "Trainer":
     """Everything that can be wrong is raised before there is a folder, so that a mistake leaves no files."""
     check_method(config)
     check_one_shot(config)
-    set_arithmetic(config, world.device)
-    data = open_data(config, world.device)
-    begin = first_stage(config, data, world)
+    trainer = Trainer(config, folder, open_data(config.data, config.seed, world.device), world)
     if config.distill.teacher not in ("", BASELINE):
-        begin.stage.step.teacher = load_teacher(config, None, data, world)
-    return data, begin
+        trainer.load_teacher()
+    return trainer
 
 
-def _train_all(
+def _run(
     config: RunConfig,
     folder: RunFolder,
     world: World,
-    log: RunLog,
+    log: MemoryHandler,
+    listener: Listener,
     time_limit: float | None,
-    prepared: tuple[DataBundle, StartingPoint] | None = None,
+    trainer: "Trainer | None" = None,
 ) -> Outcome:
     """Train the dense baseline, if the run has one, and then the run; resume either where there is a checkpoint."""
     if world.broadcast(folder.result.is_file()):
-        finished = folder.read_result()
+        result = folder.read_result()
         logger.info("%s is finished; nothing to do", folder.path)
-        return Outcome(folder=folder, result=finished, stopped=None, is_writer=world.is_writer)
-    with folder.lock() if world.is_writer else nullcontext():
+        return Outcome(folder=folder, result=result, is_writer=world.is_writer)
+    with folder.lock() if world.is_writer else nullcontext(), StopSignal(time_limit) as stop:
         if world.is_writer:
-            log.open(folder.log)
-        if config.train.precision == "bf16" and not has_fast_bf16(world.device):
-            logger.warning("softprune: train.precision = bf16 is slow on this CPU; fp32 is faster")
-        set_arithmetic(config, world.device)
-        data, begin = prepared or (open_data(config, world.device), None)
-        with StopSignal(time_limit) as stop:
-            context = RunContext(config, folder, data, world, log, stop)
-            reason = _train_baseline(context) if config.train.dense_baseline else None
-            result = None
-            if reason is None:
-                reason, result = _train(context, begin)
-    return Outcome(folder=folder, result=result, stopped=reason, is_writer=world.is_writer)
+            open_log(log, folder.log)
+        data = open_data(config.data, config.seed, world.device) if trainer is None else trainer.data
+        if config.train.dense_baseline:
+            baseline, dense = RunFolder(folder.dense), dense_config(config)
+            if world.broadcast(baseline.result.is_file()):
+                _check_same_config(dense, baseline.read_result().config, baseline, baseline.result)
+            else:
+                begin_phase("training the dense baseline", listener)
+                if world.is_writer and not baseline.config.exists():
+                    RunFolder.create(baseline.path, dense)
+                with baseline.lock() if world.is_writer else nullcontext():
+                    outcome = _resumed(dense, baseline, data, world).train(listener, stop)
+                if outcome.stopped:
+                    return outcome
+            begin_phase(f"training and pruning ({config.method.name})", listener)
+        return _resumed(config, folder, data, world, trainer).train(listener, stop)
 
 
-def _train_baseline(context: RunContext) -> str | None:
-    """Train the dense baseline of a run unless it is finished; return the reason to stop early, if there is one."""
-    config, world, listener = context.config, context.world, context.listener
-    baseline, dense, reason = RunFolder(context.folder.dense), dense_config(config), None
-    if world.broadcast(baseline.result.is_file()):
-        _check_same_config(dense, baseline.read_result().config, baseline, baseline.result)
-    else:
-        listener.on_phase("training the dense baseline")
-        if world.is_writer and not baseline.config.exists():
-            RunFolder.create(baseline.path, dense)
-        with baseline.lock() if world.is_writer else nullcontext():
-            reason, _ = _train(replace(context, config=dense, folder=baseline), None)
-    if reason is None:
-        listener.on_phase(f"training and pruning ({config.method.name})")
-    return reason
-
-
-def _train(context: RunContext, begin: StartingPoint | None) -> tuple[str | None, Result | None]:
-    """Train one run to its end; return the reason to stop early, or the result."""
-    config, folder, data, world = context.config, context.folder, context.data, context.world
-    state = _newest_state(config, folder, world)
-    if state is not None:
-        _check_same(describe_images(data), state["data"], "images")
-        begin = restored_stage(config, data, world, state)
-    elif config.model.weights == BASELINE:
-        trained = config.model.replace(weights=str(folder.dense), pretrained=False)
-        begin = first_stage(config.replace(model=trained), data, world)
-    elif begin is None:
-        begin = first_stage(config, data, world)
-    step = begin.stage.step
-    if config.distill.teacher and step.teacher is None:
-        step.teacher = load_teacher(config, folder, data, world)
-    if state is not None and step.teacher is not None:
-        _check_same({"checksum": step.teacher.checksum}, {"checksum": state["teacher"]}, "teacher")
-    trainer = Trainer(context, begin, state)
-    reason = trainer.run()
-    if reason is not None:
-        return reason, None
-    try:
-        result = trainer.finish()
-    except DataError as error:
-        raise DataError(f"{error} All training is done and saved; `{folder.resume_command}` finishes it.") from error
-    world.barrier()
-    return None, result
-
-
-def _newest_state(config: RunConfig, folder: RunFolder, world: World) -> dict[str, Any] | None:
-    """Return the checkpoint to resume from, the one that rank 0 finds, or None if the run has none yet."""
+def _resumed(
+    config: RunConfig, folder: RunFolder, data: DataBundle, world: World, trainer: "Trainer | None" = None
+) -> "Trainer":
+    """Return a run as it was at its newest checkpoint, the one that rank 0 finds; if none, ``trainer`` or a new one."""
     name, state = None, dict[str, Any]()
-    if world.is_writer and newest_path(folder.checkpoints) is not None:
-        path, state = read_newest(folder.checkpoints, repair=True)
+    if world.is_writer and checkpoint.checkpoints_in(folder.checkpoints):
+        path, state = checkpoint.read_newest(folder.checkpoints)
         name = path.name
     name = world.broadcast(name)
     if name is None:
-        return None
+        if trainer is None or config.model.weights == BASELINE:  # which did not exist when it was prepared
+            trainer = Trainer(config, folder, data, world)
+        return trainer
     path = folder.checkpoints / name
     if not world.is_writer:
-        if not path.is_file():
-            raise CheckpointError(
-                f"All processes must resume from the checkpoint of rank 0. Got no {path} on {platform.node()}: every "
-                "node must mount the folder of the run."
-            )
-        state = read_checkpoint(path)
-    with restoring():
-        saved = RunConfig(**state["config"])
-        at = state["history"]
-    _check_same_config(config, saved, folder, path)
-    logger.info("resuming from %s (epoch %d, batch %d)", path.name, at["epoch"] + 1, at["batch"])
-    return state
-
-
-def _check_same(now: dict[str, Any], then: dict[str, Any], what: str) -> None:
-    """Raise a CheckpointError if the images or the teacher are not those that the run began with."""
-    changed = [f"{key} {show(now[key])} instead of {show(then[key])}" for key in now if now[key] != then[key]]
-    if changed:
-        raise CheckpointError(
-            f"A run must be resumed with the {what} that it began with. Got {'; '.join(changed)}. Restore the files, "
-            "or start a new run."
-        )
+        state = checkpoint.read_checkpoint(path)
+    _check_same_config(config, RunConfig(**state["config"]), folder, path)
+    _check_same_images(data, state["data"])
+    logger.info("resuming from %s", path)
+    return Trainer(config, folder, data, world, state)
 
 
 def _check_same_config(config: RunConfig, saved: RunConfig, folder: RunFolder, path: Path) -> None:
@@ -294,12 +278,22 @@ def _check_same_config(config: RunConfig, saved: RunConfig, folder: RunFolder, p
     if changed:
         raise CheckpointError(
             f"{path} must belong to the run that config.toml describes. Got another configuration, "
-            f"{show_changes(changed)}: restore {folder.whole.config}, or start a new run with `{folder.again_command}`."
+            f"{show_changes(changed)}: restore {folder.whole.config}, or start a new run."
         )
 
 
-def describe_images(data: DataBundle) -> dict[str, Any]:
-    """Return what a checkpoint records of the images, to notice when they are others."""
+def _check_same_images(data: DataBundle, then: dict[str, Any]) -> None:
+    """Raise a CheckpointError if the images are not those that the run began with, which its checkpoint describes."""
+    now = _describe_images(data)
+    changed = {key: (now[key], then[key]) for key in now if now[key] != then[key]}
+    if changed:
+        raise CheckpointError(
+            f"A run must be resumed with the images that it began with. Got {show_changes(changed)}. Restore the "
+            "files, or start a new run."
+        )
+
+
+def _describe_images(data: DataBundle) -> dict[str, Any]:
     return {
         "training images": len(data.train),
         "test images": len(data.test),
@@ -350,37 +344,21 @@ def dense_config(config: RunConfig) -> RunConfig:
     )
 
 
-def _free_folder(name: str) -> Path:
+def _free_folder(config: RunConfig) -> Path:
     """Return runs/NAME, or the first of runs/NAME-2, runs/NAME-3, ... that is free."""
-    path, number = Path("runs") / check_folder_name(name), 1
+    name, number = check_folder_name(config.name or "run"), 1
+    path = Path("runs") / name
     while path.exists():
         number += 1
         path = Path("runs") / f"{name}-{number}"
     return path
 
 
-@contextmanager
-def _world(device: str, time_limit: float | None = None) -> Iterator[World]:
-    """Join the process group, and leave it again even after an error, which may be that of a lost process."""
-    if time_limit is not None and may_restart():
-        raise ConfigError(
-            "Only one of --time-limit and torchrun's --max-restarts can be used. Got both: torchrun would start a run "
-            "that the limit has stopped again. Leave one out; SIGTERM to torchrun stops a run that may be restarted."
-        )
-    try:
-        yield join_world(device)
-    except RuntimeError as error:
-        if not is_lost_process(error):
-            raise
-        raise SoftpruneError(
-            f"All processes of a run must work until it ends. Got {first_line(error)}: another process failed, and its "
-            "own message says why, or it was killed. Start them again; a run resumes from its newest checkpoint."
-        ) from error
-    finally:
-        leave_world()
-
-
 # --- the loop --------------------------------------------------------------------------------------------------------
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 class History(BaseModel):
@@ -392,15 +370,11 @@ class History(BaseModel):
     """Epochs that are finished, of training and fine-tuning together."""
     batch: int = 0
     """Batches of the current epoch that are finished."""
-    epoch_ended: bool = False
-    """Whether the pruner has been told of the end of the epoch, which is not recorded yet."""
     epochs: list[Epoch] = Field(default_factory=list)
     cuts: list[str] = Field(default_factory=list)
     """The plans that cut the network, as JSON."""
     sites: list[SiteRecord] = Field(default_factory=list)
     """The sites of the dense network, as they were at the last cut, or at the start."""
-    alive: dict[str, list[int]] = Field(default_factory=dict)
-    """Of each site, the channels of the dense network that the network in training still has."""
     pruned: Pruned | None = None
     finalised_step: int | None = None
     """With a target: the step from which the removed channels were fixed."""
@@ -408,60 +382,128 @@ class History(BaseModel):
     """Top-1 and top-5 accuracy of the trained weights that the run began with, if it did."""
     seconds: float = 0.0
     epoch_seconds: float = 0.0
-    started: str = Field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
-    _counted_at: float = PrivateAttr(default_factory=time.monotonic)
-
-    def count_time(self) -> None:
-        now = time.monotonic()
-        self.seconds += now - self._counted_at
-        self.epoch_seconds += now - self._counted_at
-        self._counted_at = now
-
-    def next_epoch(self) -> None:
-        self.epoch, self.batch, self.epoch_ended, self.epoch_seconds = self.epoch + 1, 0, False, 0.0
+    started: str = Field(default_factory=_now)
+    command: str = Field(default_factory=command_line)
+    environment: Environment | None = None
 
 
 class Trainer:
     """A run in training. A new Trainer resumes from ``state``, the checkpoint that :meth:`save` wrote.
 
-    ``start`` is from :func:`first_stage` or, with ``state``, from :func:`restored_stage`.
+    It writes nothing to the run's folder before :meth:`train`.
     """
 
-    def __init__(self, context: RunContext, start: StartingPoint, state: dict[str, Any] | None) -> None:
-        config, folder, data, world = context.config, context.folder, context.data, context.world
+    def __init__(
+        self, config: RunConfig, folder: RunFolder, data: DataBundle, world: World, state: dict[str, Any] | None = None
+    ) -> None:
         self.config, self.folder, self.data, self.world = config, folder, data, world
-        self.listener, self.stop = context.listener, context.stop
-        self.evaluator = Evaluator(data, config, world)
-        self.stage, self.teacher = start.stage, start.stage.step.teacher
-        self.dense, self.dense_cost = start.dense, cost(start.dense, data.example(1))
+        set_arithmetic(config.train, world.device)
+        self.evaluate = Evaluator(data, config, world)
+        self.origin = Origin(config.model.name, config.data.name, data.input_shape)
         self.total_epochs = config.train.epochs + config.finetune.epochs
+        self.pruner: Pruner | None = None
+        self.teacher: Teacher | None = None
         self._last_kept: tuple[dict[str, Tensor], Totals] | None = None
-        self._saved_at = time.monotonic()
-        self._warned_of_loss = False
-        with restoring():
-            self.history = at = History() if state is None else History.model_validate(state["history"])
-            set_random_state(start.random, world.device)
-        if state is None and self.stage.pruner is not None:
-            for site in self.stage.pruner.sites:
-                at.sites.append(
-                    SiteRecord(name=site.name, activation=site.activation, width=site.width, kept=site.width)
-                )
-                at.alive[site.name] = list(range(site.width))
-            if start.is_trained:
-                self.listener.on_phase("testing the trained network")
-                tested = self.evaluator(copy.deepcopy(start.dense).to(world.device), on_test=True)
-                at.given = (tested.top1, tested.top5)
-        self.session = describe_session(world.device, world.size, epoch=at.epoch, batch=at.batch)
-        self._writer: Any = None
-        if world.is_writer:
-            warn_of_changes(folder.read_sessions()[-1:], self.session)
-            folder.add_session(self.session)
-            folder.write_history(at.epochs)
-            if config.records.tensorboard:
-                module = import_optional("torch.utils.tensorboard", "records.tensorboard", "tensorboard")
-                # Events after the checkpoint that the run resumes from are purged: those epochs are trained again.
-                last = max((row.step for row in at.epochs), default=0)
-                self._writer = module.SummaryWriter(str(folder.tensorboard), purge_step=last + 1)
+        self._is_trained = self._warned_of_loss = False
+        if state is None:
+            self._begin()
+        else:
+            self._restore(state)
+        self.dense_cost = cost(self.dense, data.example(1))
+
+    def _begin(self) -> None:
+        """Build the network and the pruner of a new run. Errors in either are raised here."""
+        model = self.config.model
+        if model.weights == BASELINE and RunFolder(self.folder.dense).result.is_file():
+            model = model.replace(weights=str(self.folder.dense), pretrained=False)
+        network, self._is_trained = starting_network(model, self.data.num_classes, self.config.seed)
+        self.dense, self.history = copy.deepcopy(network), History()
+        remedy = "choose another model.name, data.name or image_size"
+        check_outputs(self.dense, self.data, f"The network {model.name}", remedy)
+        self._set_up(network)
+        self.random = checkpoint.random_state(self.world.device)
+        for site in () if self.pruner is None else self.pruner.sites:
+            record = SiteRecord(name=site.name, activation=site.activation, width=site.width, kept=site.width)
+            self.history.sites.append(record)
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        """Build what a checkpoint holds: the dense definition, its cuts, the weights, and all that training changes."""
+        model, stage = self.config.model, state["stage"]
+        self.dense = build_network(model.name, self.data.num_classes, model.options)
+        self.history, self.random = History.model_validate(state["history"]), state["random"]
+        network = copy.deepcopy(self.dense)
+        try:
+            for plan in self.history.cuts:
+                network = apply_plan(PrunePlan.from_json(plan), network)
+            network.load_state_dict(state["model"])
+            buffers = dict(network.named_buffers())
+            for name, value in state["unsaved_buffers"].items():
+                buffers[name].copy_(value)
+        except (KeyError, RuntimeError) as error:
+            raise CheckpointError(
+                f"A run must be resumed with the network that it began with. Got another {model.name}: {error}. "
+                "Restore its definition, or start a new run."
+            ) from error
+        # Two kinds of network have no pruner: a cut one in its fine-tuning, and a dense one.
+        prunes = stage["pruner"] is not None or self.config.method.name == "dense"
+        self._set_up(network, prunes=prunes, saved=stage["pruner"], momentum=stage["optimizer"])
+        if self.world.is_writer:
+            self.step.load_state_dict(stage["step"])
+
+    def _set_up(
+        self,
+        network: nn.Module,
+        *,
+        prunes: bool = True,
+        saved: dict[str, Any] | None = None,
+        momentum: dict[str, dict[str, Tensor]] | None = None,
+    ) -> None:
+        """Make pruner, optimizer and step for a network: at the start, and again after each cut.
+
+        Args:
+            prunes: False for the fine-tuning of the compact network, which has no pruner.
+            saved: The state of the pruner to resume. Without it, a new one continues the noise of the one before.
+            momentum: The state of the optimizer to continue with.
+        """
+        config, world, data = self.config, self.world, self.data
+        network = network.to(world.device)
+        example = data.example(device=world.device)
+        if config.train.sync_batchnorm and world.size > 1 and world.device.type == "cuda":
+            network = nn.SyncBatchNorm.convert_sync_batchnorm(network)
+        if config.train.channels_last:
+            # It replaces the weights' storage, so it comes before the optimizer.
+            network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        sampler = EpochSampler(len(data.train), config.data.batch_size, config.seed, world.rank, world.size)
+        earlier, self.pruner = self.pruner, None
+        groups = undecayed_biases(network, config.optimizer.weight_decay)
+        if prunes and config.method.name != "dense":
+            method = config.method
+            if self.history.cuts and method.target:  # which the cut network meets
+                method = method.replace(target={}, strength=0.0)
+            steps = config.train.epochs * sampler.steps
+            self.pruner = make_pruner(config.replace(method=method), network, example, steps, saved, earlier)
+            groups = self.pruner.parameter_groups(weight_decay=config.optimizer.weight_decay)
+        self.optimizer = make_optimizer(config.optimizer, groups)
+        if momentum is not None:
+            load_optimizer_state(self.optimizer, network, momentum)
+        if self.pruner is not None:
+            self.pruner.attach(self.optimizer)
+        self.network, self._last_kept = network, None
+        self.step = TrainStep(
+            world.wrap(network),
+            self.optimizer,
+            data.batches(sampler, world.device, config.data.workers),
+            schedule=learning_rate(config, sampler.steps, finetune=not prunes),
+            train=config.train,
+            pruner=self.pruner,
+            teacher=self.teacher,
+        )
+
+    def load_teacher(self) -> None:
+        """Let the network learn from the teacher that the configuration names."""
+        name = self.config.distill.teacher
+        path = self.folder.dense if name == BASELINE else Path(name).expanduser()
+        self.teacher = self.step.teacher = load_teacher(path, self.config, self.data, self.world.device)
 
     @property
     def in_finetuning(self) -> bool:
@@ -469,37 +511,43 @@ class Trainer:
 
     @property
     def _steps_done(self) -> int:
-        return self.history.epoch * self.stage.step.steps + self.history.batch
+        return self.history.epoch * self.step.steps + self.history.batch
 
-    def run(self) -> str | None:
-        """Train to the end and return None, or the reason to stop early. Everything is saved either way."""
+    def train(self, listener: Listener, stop: StopSignal) -> Outcome:
+        """Train to the end, or until ``stop`` asks to stop. Everything is saved either way."""
+        self.listener, self.stop = listener, stop
+        self._saved_at = self._counted_at = time.monotonic()
+        self._set_out()
         history, every = self.history, self.config.records.checkpoint_epochs
-        with self._failures_explained():
-            while history.epoch < self.total_epochs:
-                self._cut_if_due()
-                steps = self.stage.step.steps
-                self.listener.on_epoch_start(history.epoch, self.total_epochs, steps)
-                for position in self.stage.step.epoch(history.epoch, history.batch):
-                    history.batch = position + 1
-                    self._update_strength()
-                    self.listener.on_step(history.batch)
-                    if history.batch < steps and self._saves_or_stops():
-                        return self._stopped()
-                self._end_epoch()
-                is_last = history.epoch == self.total_epochs
-                if self._saves_or_stops(is_last or (every > 0 and history.epoch % every == 0)) and not is_last:
-                    return self._stopped()
-        return None
+        while history.epoch < self.total_epochs:
+            self._cut_if_due()
+            step, pruner = self.step, self.pruner
+            listener.on_epoch_start(history.epoch, self.total_epochs, step.steps)
+            for position in step.epoch(history.epoch, history.batch):
+                history.batch = position + 1
+                if pruner is not None:
+                    pruner.update_strength(self._steps_done)
+                listener.on_step(history.batch)
+                if history.batch < step.steps and self._saves_or_stops():
+                    return self._ended()
+            self._end_epoch()
+            is_last = history.epoch == self.total_epochs
+            if self._saves_or_stops(is_last or (every > 0 and history.epoch % every == 0)) and not is_last:
+                return self._ended()
+        return self._ended(self._finish())
 
-    def _update_strength(self) -> None:
-        if self.stage.pruner is None:
-            return
-        try:
-            self.stage.pruner.update_strength(self._steps_done)
-        except ModelError:  # of weights that are not finite: say where it began, and how to start again
-            self.stage.step.check()
-            self._check_weights()
-            raise
+    def _set_out(self) -> None:
+        """Load and set what training begins with, and record it."""
+        history, world = self.history, self.world
+        if self.config.distill.teacher and self.teacher is None:
+            self.load_teacher()
+        checkpoint.set_random_state(self.random, world.device)
+        history.environment = history.environment or describe_environment(world.device, world.size)
+        if world.is_writer:
+            self.folder.write_history(history.epochs)
+        if self._is_trained and self.pruner is not None:
+            begin_phase("testing the trained network", self.listener)
+            history.given = self._test(copy.deepcopy(self.dense).to(world.device))
 
     def _saves_or_stops(self, saves: bool = False) -> bool:
         """Save if it is time to, or to stop; return whether to stop, the same in all processes."""
@@ -512,28 +560,27 @@ class Trainer:
             self.save()
         return action == _STOP
 
-    def _stopped(self) -> str:
-        # torchrun ends all processes as soon as one has ended; none may while the file is written.
+    def _ended(self, result: Result | None = None) -> Outcome:
+        # torchrun ends all processes as soon as one has ended; none may while a file is written.
         self.world.barrier()
-        return self.stop.reason() or "another process"
+        stopped = None if result is not None else self.stop.reason() or "another process"
+        return Outcome(folder=self.folder, result=result, stopped=stopped, is_writer=self.world.is_writer)
 
     def _end_epoch(self) -> None:
         """Evaluate the network, write the epoch's line, and advance to the next epoch."""
         self._check_weights()
-        pruner, step, history = self.stage.pruner, self.stage.step, self.history
-        totals = step.totals()
-        history.count_time()
-        if pruner is not None and not history.epoch_ended:
-            # Once per epoch, even if a test image that cannot be read stops the run right afterwards.
+        pruner, step, history = self.pruner, self.step, self.history
+        images, loss, penalty, top1 = step.totals()
+        self._count_time()
+        if pruner is not None:
             pruner.end_epoch(history.epoch)
-        history.epoch_ended = True
         number, tested = history.epoch + 1, dict[str, Any]()
-        with evaluating(self.stage.network):
+        with evaluating(self.network):
             if pruner is not None and number == self.config.train.epochs:
                 # A method that decides once, after training, is evaluated with its decision.
                 pruner.decide()
             if number % self.config.records.eval_epochs == 0 or number in (self.config.train.epochs, self.total_epochs):
-                found = self.evaluator(self.stage.network)
+                found = self.evaluate(self.network)
                 tested = {"test_loss": found.loss, "test_top1": found.top1, "test_top5": found.top5}
                 self._warn_of_loss(found.top1)
             kept = self._kept()
@@ -548,37 +595,39 @@ class Trainer:
             lr=step.schedule(last_step),
             strength=float(pruner.strength) if pruner is not None and penalised else None,
             margin=None if budget is None else budget.margin,
-            train_loss=totals.loss,
-            penalty=totals.penalty if penalised else None,
-            train_top1=totals.top1,
+            train_loss=loss,
+            penalty=penalty if penalised else None,
+            train_top1=top1,
             **tested,
             **dict(kept),
             seconds=history.epoch_seconds,
-            images_per_second=totals.images / max(history.epoch_seconds, 1e-9),
+            images_per_second=images / max(history.epoch_seconds, 1e-9),
         )
         history.epochs.append(row)
-        history.count_time()
-        history.next_epoch()
+        self._count_time()
+        history.epoch, history.batch, history.epoch_seconds = number, 0, 0.0
         if self.world.is_writer:
             self.folder.append_metrics(row)
-        if self._writer is not None:
-            for name, value in row:
-                if isinstance(value, int | float) and not isinstance(value, bool) and name not in ("epoch", "step"):
-                    self._writer.add_scalar(name, float(value), row.step)
-            self._writer.flush()
-        self.listener.on_epoch(row, _totals(self.dense_cost))
+        numbers = (("loss", row.train_loss), ("top-1", row.test_top1), ("MACs", row.macs))
+        facts = [f"{title} {value:,.7g}" for title, value in numbers if value is not None]
+        run_log.info("epoch %d, lr %.4g, %s, %.1f s", row.number, row.lr, ", ".join(facts), row.seconds)
+        self.listener.on_epoch(row, totals_of(self.dense_cost))
+
+    def _count_time(self) -> None:
+        now = time.monotonic()
+        self.history.seconds += now - self._counted_at
+        self.history.epoch_seconds += now - self._counted_at
+        self._counted_at = now
 
     def _warn_of_loss(self, top1: float) -> None:
         """Warn once if the network has lost more than half of the accuracy that it came with."""
         before = self.history.given[0]
         if before is not None and top1 < before / 2 and not self._warned_of_loss:
-            self._warned_of_loss = True
+            self._warned_of_loss, numbers = True, (self.history.epoch + 1, top1, before)
             logger.warning(
                 "softprune: after epoch %d the accuracy is %.1f%%; the given weights had %.1f%%. If it does not come "
                 "back: lower optimizer.lr, train more epochs, or relax the target",
-                self.history.epoch + 1,
-                top1,
-                before,
+                *numbers,
             )
 
     def _kept(self) -> Totals:
@@ -586,17 +635,17 @@ class Trainer:
 
         While a method has not decided, that is the whole network, whose accuracy is measured too.
         """
-        pruner = self.stage.pruner
+        pruner = self.pruner
         if self.history.pruned is not None:
             return self.history.pruned.kept
         if pruner is None or not pruner.decided:
-            return _totals(self.dense_cost)
+            return totals_of(self.dense_cost)
         masks = pruner.masks()
         # Late in training masks hardly change, and planning the cut of a deep network is slow.
         if self._last_kept is not None and all(masks[name].equal(mask) for name, mask in self._last_kept[0].items()):
             return self._last_kept[1]
         plan = pruner.plan()
-        norms = [module for module in self.stage.network.modules() if isinstance(module, _BatchNorm)]
+        norms = [module for module in self.network.modules() if isinstance(module, _BatchNorm)]
         dropped = sum(int((~mask).sum()) for mask in masks.values())
         kept = Totals(channels=sum(norm.num_features for norm in norms) - dropped, params=plan.params, macs=plan.macs)
         self._last_kept = (masks, kept)
@@ -605,163 +654,114 @@ class Trainer:
     # --- cuts ------------------------------------------------------------------------------------------------------
 
     def _cut_if_due(self) -> None:
-        if self.stage.pruner is None:
+        if self.pruner is None:
             return
         if self.history.epoch == self.config.train.compact_at > 0 and not self.history.cuts:
-            self.listener.on_phase(f"cutting the network before epoch {self.history.epoch + 1}")
+            begin_phase(f"cutting the network before epoch {self.history.epoch + 1}", self.listener)
             # What folds into a bias depends on the running statistics.
-            broadcast_from_rank0_(*self.stage.network.buffers())
-            network = self._cut(self.stage.pruner)
+            broadcast_from_rank0_(*self.network.buffers())
+            network = self._cut(self.pruner)
             # The smaller network continues with the momentum and the noise of the larger.
-            remap_optimizer(self.stage.optimizer, self.stage.network, network)
-            self._next_stage(network, cut=True, before=self.stage)
+            remap_optimizer(self.optimizer, self.network, network)
+            self._set_up(network.train(), momentum=optimizer_state(self.optimizer, network))
         elif self.in_finetuning:
-            network = self.finish_pruning()
-            self.listener.on_phase("fine-tuning the compact network")
-            self._next_stage(network, finetune=True)
-
-    def _next_stage(self, network: nn.Module, **options: Any) -> None:
-        self._last_kept = None
-        self.stage = Stage(self.config, network.train(), self.data, self.world, teacher=self.teacher, **options)
+            network = self._finish_pruning(self.pruner)
+            begin_phase("fine-tuning the compact network", self.listener)
+            self._set_up(network.train(), prunes=False)
 
     def _cut(self, pruner: Pruner) -> nn.Module:
         """Return the compact network, and record what was cut."""
         history, masks = self.history, pruner.decide()
         compact = pruner.compact()
-        plan = plans_of(compact)[-1]
         if pruner.status is not None:  # a pruner that continues after a cut does not know
             history.finalised_step = pruner.status.finalised_step
         for number, site in enumerate(history.sites):
-            alive, found = history.alive[site.name], masks.get(site.name)
-            keep = [True] * len(alive) if found is None else found.tolist()
-            dense = [False] * site.width
-            for index, kept in zip(alive, keep, strict=True):
-                dense[index] = kept
-            history.sites[number] = site.model_copy(update={"kept": sum(keep), "keep": tuple(dense)})
-            if site.name in plan.modules:
-                cut = plan.modules[site.name]
-                history.alive[site.name] = [] if cut.constant else [alive[index] for index in cut.outputs]
-        history.cuts.append(plan.to_json())
+            if site.name in masks:  # an earlier cut may have removed it
+                history.sites[number] = site.model_copy(update={"kept": int(masks[site.name].sum())})
+        history.cuts.append(plans_of(compact)[-1].to_json())
         return compact
 
-    def finish_pruning(self) -> nn.Module:
+    def _finish_pruning(self, pruner: Pruner) -> nn.Module:
         """Record what was pruned, and return the compact network, cut from the network that was evaluated."""
-        pruner = self.stage.pruner
-        assert pruner is not None
-        with evaluating(self.stage.network):
+        with evaluating(self.network):
             pruner.decide()
-            tested = self.evaluator(self.stage.network, on_test=True)
-            kept = self._kept()
+            (top1, top5), kept = self._test(self.network), self._kept()
             compact = self._cut(pruner)
-        self.history.pruned = Pruned(kept=kept, top1=tested.top1, top5=tested.top5, round_to=pruner.round_to)
+        self.history.pruned = Pruned(kept=kept, top1=top1, top5=top5, round_to=pruner.round_to)
         return compact
+
+    def _test(self, network: nn.Module) -> tuple[float, float | None]:
+        """Return top-1 and top-5 accuracy on the test images."""
+        found = self.evaluate(network, on_test=True)
+        return found.top1, found.top5
 
     # --- checkpoints and errors ------------------------------------------------------------------------------------
 
     def save(self) -> None:
         """Write a checkpoint. All processes must call it together; rank 0 writes."""
-        stage, network = self.stage.state_dict(), self.stage.network
+        self.step.check()
         self._check_weights()
-        self.history.count_time()
+        stage = {
+            "pruner": None if self.pruner is None else self.pruner.state_dict(),
+            "optimizer": optimizer_state(self.optimizer, self.network),
+            "step": self.step.state_dict(),
+        }
+        self._count_time()
         self._saved_at = time.monotonic()
         if not self.world.is_writer:
             return
-        weights = network.state_dict()
+        weights, buffers = self.network.state_dict(), self.network.named_buffers()
         state = {
             "config": config_to_dict(self.config),
-            "data": describe_images(self.data),
+            "data": _describe_images(self.data),
             "history": self.history.model_dump(),
             "model": weights,
             # Of `persistent=False`.
-            "unsaved_buffers": {name: value for name, value in network.named_buffers() if name not in weights},
+            "unsaved_buffers": {name: value for name, value in buffers if name not in weights},
             "stage": stage,
-            "teacher": None if self.teacher is None else self.teacher.checksum,
-            "random": random_state(self.world.device),
+            "random": checkpoint.random_state(self.world.device),
         }
-        save_checkpoint(self.folder.checkpoints, self._steps_done, state)
+        checkpoint.save_checkpoint(self.folder.checkpoints, self._steps_done, state)
 
     def _check_weights(self) -> None:
         """Raise if weights are not finite in any process: no training can continue from them."""
-        bad = non_finite(self.stage.network)
+        bad = non_finite(self.network)
         if self.world.max(len(bad)) == 0:
             return
-        steps, step = self.stage.step.steps, self._steps_done - 1
+        epoch, batch = divmod(self._steps_done - 1, self.step.steps)
         raise SoftpruneError(
             "The weights and BatchNorm's statistics must be finite. Got infinity or NaN in "
-            f"{first_few(bad) or 'another process'} after step {step} (epoch {step // steps}, batch {step % steps}). "
-            f"Lower the learning rate or the strength. {self._restart_hint()}"
+            f"{first_few(bad) or 'another process'} after step {self._steps_done - 1} (epoch {epoch}, batch {batch}). "
+            "Lower the learning rate or the strength, in a new run."
         )
-
-    def _restart_hint(self) -> str:
-        """Return what to do after training diverged. A run keeps its settings, so that other ones are another run."""
-        rate = "finetune.lr" if self.in_finetuning else "optimizer.lr"
-        return f"Start a new run with `{self.folder.again_command} --set {rate}=...`."
-
-    @contextmanager
-    def _failures_explained(self) -> Iterator[None]:
-        """Add to what stops the loop how the run is resumed, or started again."""
-        try:
-            yield
-        except NonFiniteLoss as error:
-            raise SoftpruneError(f"{error} {self._restart_hint()}") from error
-        except DataError as error:
-            raise DataError(f"{error} {self._save_after_error()}") from error
-        except RuntimeError as error:
-            if "deterministic" not in str(error):
-                raise
-            raise ConfigError(
-                "train.deterministic needs operators that PyTorch can run deterministically here. Got: "
-                f"{str(error).partition('. ')[0]}. Set train.deterministic = false, or use --device cpu."
-            ) from error
-        finally:
-            if self._writer is not None:
-                self._writer.close()
-
-    def _save_after_error(self) -> str:
-        """Save the last finished step when an image cannot be read. Return how to resume."""
-        how = f"Repair the images; `{self.folder.resume_command}` then resumes the run."
-        if self.world.size > 1:
-            # All processes must save together, and the others are in the middle of a step.
-            return f"Several processes cannot save at such a moment. {how}"
-        try:
-            self.save()
-        except Exception as error:  # whatever it is, it must not hide the first error
-            return f"The steps since the last checkpoint could not be saved: {type(error).__name__}: {error}. {how}"
-        return f"Every finished step is saved. {how}"
 
     # --- the end ---------------------------------------------------------------------------------------------------
 
-    def finish(self) -> Result:
+    def _finish(self) -> Result:
         """Cut the trained network, measure dense, masked and compact, write everything, and return the result.
 
         All processes take part in the measurements; rank 0 writes.
         """
-        self.listener.on_phase("measuring accuracy, cost and latency")
-        history, stage = self.history, self.stage
-        if stage.pruner is None and history.pruned is None:
-            tested = self.evaluator(stage.network, on_test=True)
-            table = [self._row("dense", stage.network, (tested.top1, tested.top5), self.dense_cost)]
-            return self._write_result(table, stage.network, self.dense_cost)
-        accuracy = history.given
-        baseline = RunFolder(self.folder.dense)
+        begin_phase("measuring accuracy, cost and latency", self.listener)
+        history, network, pruner = self.history, self.network, self.pruner
+        if pruner is None and history.pruned is None:
+            table = [self._row("dense", network, self._test(network), self.dense_cost)]
+            return self._write_result(table, network, self.dense_cost)
+        accuracy, baseline = history.given, RunFolder(self.folder.dense)
         if baseline.result.is_file():
             row = baseline.read_result().table[0]
             accuracy = (row.top1, row.top5)
-        dense = self.dense.to(self.world.device)
-        table = [self._row("dense", dense, accuracy, self.dense_cost)]
-        masked = stage.network if stage.pruner is not None else None
-        compact = self.finish_pruning() if stage.pruner is not None else stage.network
+        dense = self._row("dense", self.dense.to(self.world.device), accuracy, self.dense_cost)
+        compact = network if pruner is None else self._finish_pruning(pruner)
         assert history.pruned is not None
+        pruned = (history.pruned.top1, history.pruned.top5)
+        masked = self._row("masked", None if pruner is None else network, pruned, self.dense_cost)
         # The masks are not saved, so that the file is as large as the dense network's.
-        masked_row = self._row("masked", masked, (history.pruned.top1, history.pruned.top5), self.dense_cost)
-        table.append(masked_row.model_copy(update={"file_bytes": table[0].file_bytes}))
-        tested = self.evaluator(compact, on_test=True)
+        masked = masked.model_copy(update={"file_bytes": dense.file_bytes})
         counted = cost(compact, self.data.example(1, self.world.device))
-        table.append(self._row("compact", compact, (tested.top1, tested.top5), counted))
+        table = [dense, masked, self._row("compact", compact, self._test(compact), counted)]
         if self.world.is_writer:
-            save(compact, self.folder.compact, origin=origin_of(self.config, self.data))
-            for path in sorted(set(self.folder.path.glob("compact.*")) - {self.folder.compact}):
-                logger.warning("softprune: %s is an export of an earlier cut; export it again", path)
+            save(compact, self.folder.compact, origin=self.origin)
         return self._write_result(table, compact, counted)
 
     def _row(
@@ -785,23 +785,23 @@ class Trainer:
 
     def _write_result(self, table: list[Variant], final: nn.Module, counted: Cost) -> Result:
         history, config, rows = self.history, self.config, self.history.epochs
-        sessions = self.folder.read_sessions() or [self.session]
         best = best_epoch(rows)
         assert best is not None, "the last epoch is always tested"
+        assert history.environment is not None
         images = sum(row.seconds * row.images_per_second for row in rows)
         result = Result(
             name=config.name,
-            command=sessions[0].command,
+            command=history.command,
             model=config.model.name,
             data=config.data.name,
             method=config.method.name,
             seed=config.seed,
             started=history.started,
-            finished=datetime.now(UTC).isoformat(timespec="seconds"),
+            finished=_now(),
             wall_seconds=history.seconds,
             images_per_second=images / max(sum(row.seconds for row in rows), 1e-9),
-            dense=_totals(self.dense_cost),
-            compact=_totals(counted),
+            dense=totals_of(self.dense_cost),
+            compact=totals_of(counted),
             best=Moment.of(best),
             last=Moment.of(next(row for row in reversed(rows) if row.test_top1 is not None)),
             table=tuple(table),
@@ -812,18 +812,12 @@ class Trainer:
             sites=tuple(history.sites),
             modules=_modules(self.dense, self.dense_cost, final, counted),
             config=config,
-            environment=self.session.environment,
-            sessions=tuple(sessions),
+            environment=history.environment,
             epochs=tuple(rows),
         )
         if self.world.is_writer:
             self.folder.write_result(result)
         return result
-
-
-def _totals(counted: Cost) -> Totals:
-    keys = ("channels", "params", "macs", "activations")
-    return Totals(**{key: getattr(counted, key) for key in keys})
 
 
 def _modules(dense: nn.Module, before: Cost, final: nn.Module, after: Cost) -> tuple[Module, ...]:

@@ -6,12 +6,10 @@ captured once as a graph that a single call replays. The optimizer and its learn
 """
 
 import copy
-import logging
 import math
-import time
+import os
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +20,7 @@ from torch.optim import Optimizer
 from softprune.devices import capture_graph
 from softprune.errors import ConfigError, NonFiniteLoss
 from softprune.lab.config.settings import OptimizerConfig, RunConfig, TrainConfig
-from softprune.lab.data import ArrayBatches, LoaderBatches, Mixing, mixed
+from softprune.lab.data import ArrayBatches, LoaderBatches
 from softprune.log import get_logger
 from softprune.masks import Chain, Clock, draw_chain
 from softprune.methods import Pruner
@@ -67,6 +65,18 @@ def learning_rate(config: RunConfig, steps: int, finetune: bool = False) -> Sche
     return rate
 
 
+def set_arithmetic(config: TrainConfig, device: torch.device) -> None:
+    """Set threads, precision and determinism, which PyTorch keeps per process."""
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    tf32 = config.precision != "fp32"
+    torch.backends.cudnn.allow_tf32 = tf32
+    torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    if config.deterministic and device.type == "cuda":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+
+
 # --- the optimizer ---------------------------------------------------------------------------------------------------
 
 
@@ -93,13 +103,7 @@ def make_optimizer(config: OptimizerConfig, groups: Iterable[dict[str, Any]]) ->
             optimizer.state[parameter][key] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
         if config.name == "adamw":
             optimizer.state[parameter]["step"] = torch.zeros((), device=rate.device)
-    _share_rate(optimizer, rate)
     return optimizer
-
-
-def _share_rate(optimizer: Optimizer, rate: Tensor) -> None:
-    for group in optimizer.param_groups:
-        group["lr"] = rate
 
 
 def match_gradients(optimizer: Optimizer) -> None:
@@ -143,38 +147,13 @@ def _named_parameters(optimizer: Optimizer, network: nn.Module) -> dict[str, Ten
 # --- the step --------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Teacher:
+class Teacher(NamedTuple):
     """A trained network and how much the network in training learns from it."""
 
     network: nn.Module
     """In eval mode, without gradients, on the device that trains."""
     weight: float
     temperature: float
-    checksum: str
-    """SHA-256 of its weights, by which a resumed run notices another teacher."""
-
-    @torch.no_grad()
-    def outputs(self, images: Tensor) -> Tensor:
-        return self.network(images)
-
-    def joint_loss(self, task: Tensor, logits: Tensor, outputs: Tensor, labels: Tensor) -> Tensor:
-        # The task loss may be of mixed or smoothed labels, so only the teacher's part is taken from the function.
-        soft = distillation_loss(logits, outputs, labels, weight=1.0, temperature=self.temperature)
-        return self.weight * soft + (1 - self.weight) * task
-
-
-@dataclass(frozen=True)
-class TrainTotals:
-    """Sums over the epoch so far, in all processes."""
-
-    images: int
-    loss: float
-    """Mean cross-entropy."""
-    penalty: float
-    """Mean of what the pruner adds to the loss."""
-    top1: float
-    """Percentage of the (augmented) images classified correctly at the time."""
 
 
 class TrainStep:
@@ -206,19 +185,16 @@ class TrainStep:
         train: TrainConfig,
         pruner: Pruner | None = None,
         teacher: Teacher | None = None,
-        mixing: Mixing | None = None,
     ) -> None:
         self.model, self.optimizer, self.batches = model, optimizer, batches
         self.pruner, self.schedule, self.teacher = pruner, schedule, teacher
-        self.mixing = mixing or Mixing()
         # Plain values, which a compiler can read.
         self._mode, self._smoothing, self._channels_last = train.mode, train.label_smoothing, train.channels_last
         self._bf16 = train.precision == "bf16"
         self.device, self.steps = batches.device, batches.sampler.steps
         self._distributed = isinstance(model, DistributedDataParallel)
-        self._epoch = self._next = 0
         self._run: Callable[[], None] = self._first_run
-        self._forward: Callable[[Tensor, Tensor], Tensor] = self._loss_of
+        self._forward: Callable[[Tensor], Tensor] = self._loss_of
         self._chain: Chain = draw_chain
         self._kernels: list[Any] = []
 
@@ -226,9 +202,8 @@ class TrainStep:
         self._position = torch.zeros(1, dtype=torch.int64, device=self.device)
         self._rates = torch.zeros(self.steps, device=self.device)
         self._rate = torch.zeros(1, device=self.device)
-        _share_rate(optimizer, self._rate)
-        self._mixes = torch.zeros(self.steps, 6, device=self.device)
-        self._mix = torch.zeros(1, 6, device=self.device)
+        for group in optimizer.param_groups:
+            group["lr"] = self._rate
         self._totals = torch.zeros(4, dtype=torch.float64, device=self.device)
         self._first_bad = torch.full((), -1, dtype=torch.int64, device=self.device)
         if self.device.type == "cuda":
@@ -247,59 +222,51 @@ class TrainStep:
         for position in range(start, self.steps):
             self.batches.before_step()
             self._run()
-            self._next, done = position + 1, number * self.steps + position + 1
+            done = number * self.steps + position + 1
             if self.mode == "compile" and self.pruner is not None and self.pruner.measures_at(done):
                 self.pruner.note_inputs(self._last_images())
-            if self._next % _CHECK_EVERY == 0 or self._next == self.steps:
+            if (position + 1) % _CHECK_EVERY == 0 or position + 1 == self.steps:
                 self.check()
             yield position
 
     def _begin(self, epoch: int, start: int) -> None:
-        first = epoch * self.steps
-        if (epoch, start) != (self._epoch, self._next):
+        if start == 0:
             self._totals.zero_()
-        self._epoch, self._next = epoch, start
+        first = epoch * self.steps
         self._clock.step.fill_(first + start)
         self._position.fill_(start)
-        steps = range(first, first + self.steps)
-        self._rates.copy_(torch.tensor([self.schedule(step) for step in steps]))
-        if self.mixing:
-            shape = self.batches.image_shape[-2], self.batches.image_shape[-1]
-            self._mixes.copy_(self.mixing.draws(self.batches.sampler.seed, steps, shape))
+        self._rates.copy_(torch.tensor([self.schedule(first + position) for position in range(self.steps)]))
         self.batches.begin(epoch, start)
         self.model.train()
 
     def _step(self) -> None:
         """Run one step: every call reads its position, rate and batch from tensors that it advances."""
         torch.index_select(self._rates, 0, self._position, out=self._rate)
-        if self.mixing:
-            torch.index_select(self._mixes, 0, self._position, out=self._mix)
         self.optimizer.zero_grad(set_to_none=True)
         if self.pruner is not None:
             self.pruner.draw_ahead(self._chain)
-        batch = self.batches.rows(self._position)
-        self._forward(*batch).backward()
+        self._forward(self._position).backward()
         if self.device.type == "cuda":
             match_gradients(self.optimizer)
         self.optimizer.step()
         self._clock.end_step()
         self._position.add_(1)
 
-    def _loss_of(self, first: Tensor, second: Tensor) -> Tensor:
+    def _loss_of(self, position: Tensor) -> Tensor:
         """Return what is minimised for a batch, and add it to the totals. This function is compiled."""
-        images, labels = self.batches.batch(first, second, self._clock)
-        if self.mixing:
-            images = mixed(images, self._mix[0])
+        images, labels = self.batches.batch(position, self._clock)
         if self._channels_last:
             images = images.contiguous(memory_format=torch.channels_last)
         # A cache of cast weights would outlive the capture, and each weight is used only once.
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self._bf16, cache_enabled=False):
             logits = self.model(images)
-            taught = None if self.teacher is None else self.teacher.outputs(images)
-        task = self._task_loss(logits.float(), labels)
-        joint = task
+            with torch.no_grad():
+                taught = None if self.teacher is None else self.teacher.network(images)
+        joint = task = F.cross_entropy(logits.float(), labels, label_smoothing=self._smoothing)
         if self.teacher is not None and taught is not None:
-            joint = self.teacher.joint_loss(task, logits.float(), taught, labels)
+            _, weight, temperature = self.teacher
+            soft = distillation_loss(logits.float(), taught, labels, weight=1.0, temperature=temperature)
+            joint = weight * soft + (1 - weight) * task
         objective = joint if self.pruner is None else self.pruner.loss(joint)
         with torch.no_grad():
             count = torch.full_like(task, len(labels), dtype=torch.float64)
@@ -308,14 +275,6 @@ class TrainStep:
             bad = (self._first_bad < 0) & ~torch.isfinite(objective)
             self._first_bad.copy_(torch.where(bad, self._clock.step, self._first_bad))
         return objective
-
-    def _task_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        loss = F.cross_entropy(logits, labels, label_smoothing=self._smoothing)
-        if not self.mixing:
-            return loss
-        other = F.cross_entropy(logits, labels.roll(1), label_smoothing=self._smoothing)
-        share = self._mix[0, 5]
-        return share * loss + (1 - share) * other
 
     # --- its numbers and its state ----------------------------------------------------------------------------------
 
@@ -326,14 +285,19 @@ class TrainStep:
             torch.distributed.all_reduce(first, op=torch.distributed.ReduceOp.MAX)
         step = int(first)
         if step >= 0:
-            position = step % self.steps
-            raise NonFiniteLoss(step, step // self.steps, position, self.batches.indices(position))
+            epoch, position = divmod(step, self.steps)
+            images = self.batches.sampler.indices(epoch)[position]
+            raise NonFiniteLoss(step, epoch, position, images.tolist())
 
-    def totals(self) -> TrainTotals:
-        """Return the sums of the epoch so far. Waits for the device."""
+    def totals(self) -> tuple[int, float, float, float]:
+        """Return the epoch's images so far, in all processes, and their means. Waits for the device.
+
+        They are the cross-entropy, what the pruner adds to the loss, and the percentage of the (augmented) images
+        classified correctly at the time.
+        """
         images, loss, penalty, correct = self._summed().tolist()
         count = max(images, 1.0)
-        return TrainTotals(int(images), loss / count, penalty / count, 100 * correct / count)
+        return int(images), loss / count, penalty / count, 100 * correct / count
 
     def _summed(self) -> Tensor:
         """Return the totals of all processes together."""
@@ -343,37 +307,29 @@ class TrainStep:
         return sums
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position in training. Model, optimizer and pruner have their own state."""
-        return {"epoch": self._epoch, "next": self._next, "totals": self._summed().tolist()}
+        """Return the sums of the epoch so far. Model, optimizer and pruner have their own state."""
+        return {"totals": self._summed().tolist()}
 
-    def load_state_dict(self, state: dict[str, Any], *, has_totals: bool = True) -> None:
-        """Restore :meth:`state_dict`; continue with `epoch(state["epoch"], start=state["next"])`.
-
-        Of several processes one has the totals.
-        """
-        self._epoch, self._next = state["epoch"], state["next"]
-        if has_totals:
-            self._totals.copy_(torch.tensor(state["totals"], dtype=torch.float64))
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore :meth:`state_dict`, in one of several processes. Continue with ``epoch(number, start)``."""
+        self._totals.copy_(torch.tensor(state["totals"], dtype=torch.float64))
 
     def _last_images(self) -> Tensor:
         """Return the images of the last step once more, with the same augmentation."""
         clock = Clock(self.batches.sampler.seed, self.device)
         clock.step.copy_(self._clock.step - 1)
-        return self.batches.batch(*self.batches.rows(self._position - 1), clock)[0]
+        return self.batches.batch(self._position - 1, clock)[0]
 
     # --- compiled and captured --------------------------------------------------------------------------------------
 
     def _first_run(self) -> None:
         """Prepare steps as the mode says, and run the first one. Where compiling fails, steps run eagerly."""
-        began = time.perf_counter()
         self.mode, self._run = self._mode, self._step
         if self.mode == "auto":
             self.mode = "compile" if self.device.type == "cuda" else "eager"
         if self.mode == "compile" and (why_not := self._try_compiled()):
             logger.warning("softprune: training steps cannot be compiled, and run eagerly: %s", why_not)
             self.mode = "eager"
-        level = logging.DEBUG if self.mode == "eager" else logging.INFO
-        logger.log(level, "training steps run in mode %s, prepared in %.1f s", self.mode, time.perf_counter() - began)
         self._run()
 
     @property

@@ -1,0 +1,176 @@
+"""The pruner and the teacher of a run, made from its configuration."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from softprune import models
+from softprune.errors import ConfigError, SoftpruneError, nearest
+from softprune.lab.config.settings import MethodConfig, RunConfig
+from softprune.lab.data import DataBundle
+from softprune.lab.factories import check_name, import_factory
+from softprune.lab.runs.folder import RunFolder
+from softprune.lab.runs.networks import build_network, check_outputs, load_weights, read_weights
+from softprune.lab.train.step import Teacher
+from softprune.mask_config import MaskConfig
+from softprune.methods import REGISTRY, Pruner, RankingPruner
+from softprune.methods.options import keywords_of
+
+# --- the pruner ------------------------------------------------------------------------------------------------------
+
+RECIPE_KEYS = {
+    **{name: f"method.{name}" for name in MethodConfig.model_fields},
+    "masks": "the table [masks], as in masks.delta",
+    "seed": "seed",
+    "total_steps": "train.epochs",
+}
+"""Keyword of a pruner -> its key in recipes, where it has one; all others are a method's options."""
+
+RARE = ("include", "min_channels", "latency_batch")
+"""Keywords of every pruner that a recipe can give as `method.options`."""
+
+
+def options_of(pruner: type) -> tuple[str, ...]:
+    """Return the names of the settings that only this method has: `method.options` of a recipe."""
+    return tuple(name for name in keywords_of(pruner) if name not in RECIPE_KEYS and name not in RARE)
+
+
+def find_method(name: str) -> type[Pruner]:
+    """Return the pruner class that ``name`` means: a registry name, or ``module:Class``."""
+    if name in REGISTRY:
+        return REGISTRY[name]
+    check_name("method.name", name, [*REGISTRY, "dense"], own="module:Class")
+    found = import_factory(name, "method.name")
+    if not isinstance(found, type) or not issubclass(found, Pruner) or not hasattr(found, "name"):
+        raise ConfigError(
+            "method.name = 'module:Class' must name a subclass of softprune.methods.Pruner that has a `name`. Got "
+            f"{name!r}, which is {found!r}; docs/own-method.md has an example."
+        )
+    return found
+
+
+def check_method(run: RunConfig) -> None:
+    """Raise a ConfigError unless a run names a method, options that it has, and features that it supports."""
+    config = run.method
+    if config.name == "dense":
+        return
+    method = find_method(config.name)
+    if run.train.compact_at and not method.continues:
+        raise ConfigError(
+            f"train.compact_at needs a method that can continue after a cut: {_able(lambda each: each.continues)}. Got "
+            f"{config.name}; use 0 to cut only at the end."
+        )
+    if config.target and "target" not in keywords_of(method):
+        able = _able(lambda each: "target" in keywords_of(each))
+        raise ConfigError(f"method.target needs a method that can meet one: {able}. Got {config.name}.")
+    own = options_of(method)
+    for option in config.options:
+        if option not in (*own, *RARE):
+            hint = f" Use {RECIPE_KEYS[option]}." if option in RECIPE_KEYS else nearest(option, own)
+            raise ConfigError(
+                f"method.options must be options of {config.name}: {', '.join(own) or 'it has none'}. "
+                f"Got {option!r}.{hint}"
+            )
+
+
+def check_one_shot(run: RunConfig) -> None:
+    """Raise a ConfigError if a run without training epochs has nothing trained, nothing to tune, or another method."""
+    name, is_trained = run.method.name, bool(run.model.weights or run.model.pretrained)
+    is_tuned = run.finetune.epochs and (run.train.dense_epochs or not run.train.dense_baseline)
+    if not run.train.epochs and not (is_trained and is_tuned and name != "dense" and _ranks_once(find_method(name))):
+        raise ConfigError(
+            "A run with train.epochs = 0 prunes trained weights at once and tunes the rest: it needs model.weights or "
+            "model.pretrained, finetune.epochs (and train.dense_epochs for a baseline), and a method that ranks "
+            f"channels of trained weights: {_able(_ranks_once)}. Got {name}, finetune.epochs = {run.finetune.epochs} "
+            f"and {'trained' if is_trained else 'random'} weights."
+        )
+
+
+def _able(supports: Callable[[type[Pruner]], bool]) -> str:
+    return ", ".join(name for name, pruner in REGISTRY.items() if supports(pruner))
+
+
+def _ranks_once(method: type[Pruner]) -> bool:
+    return issubclass(method, RankingPruner) and method.once
+
+
+def make_pruner(
+    run: RunConfig,
+    network: nn.Module,
+    example: Tensor,
+    total_steps: int,
+    saved: dict[str, Any] | None = None,
+    earlier: Pruner | None = None,
+) -> Pruner:
+    """Return the pruner of the method that a run names, for ``total_steps`` steps of training ``network``.
+
+    Each setting of [method] goes to the methods that have a keyword of its name; empty ones are left out. A target
+    replaces the strength. What the pruner measures on the machine is measured once in a run: it is taken from its
+    ``saved`` state, or from the ``earlier`` pruner of the uncut network, whose noise it continues.
+    """
+    config = run.method
+    method = find_method(config.name)
+    keywords = keywords_of(method)
+    given: dict[str, Any] = {name: value for name, value in config if value not in ({}, (), "")}
+    given |= {"masks": MaskConfig(**vars(run.masks)), "seed": run.seed}
+    if config.round_to == "auto" and (saved is not None or earlier is not None):
+        given["round_to"] = saved["round_to"] if saved is not None else earlier.round_to if earlier is not None else 1
+    if config.target:
+        given["total_steps"] = total_steps
+        if "total_steps" in keywords:
+            del given["strength"]
+    if "latency" in config.target:
+        measured = None if saved is None else saved.get("budget", {}).get("table")
+        if measured is not None:
+            given["latency_table"] = measured
+        if "latency_table" not in given:
+            given["latency_batch"] = 1
+    known = {key: value for key, value in given.items() if key in keywords and key not in ("name", "options")}
+    pruner = method(network, example, **{**known, **config.options})
+    pruner.updates_on_step = False  # a captured step runs no Python; the loop updates
+    if earlier is not None:
+        pruner.clock.load_state_dict(earlier.clock.state_dict())
+    if saved is not None:
+        pruner.load_state_dict(saved)
+    return pruner
+
+
+# --- the teacher -----------------------------------------------------------------------------------------------------
+
+
+def load_teacher(path: Path, config: RunConfig, data: DataBundle, device: torch.device) -> Teacher:
+    """Load the teacher of a run from the folder of a dense run, or from a file with weights of the run's network."""
+    try:
+        network = _teacher_network(path, config, data)
+        check_outputs(network, data, "It", "name a network that was trained on this data set")
+    except SoftpruneError as error:
+        raise ConfigError(
+            f"distill.teacher must be a trained dense network for these classes: a finished dense run, or a file with "
+            f"weights. Got {path}: {error} If the teacher of a run was moved, change the path in its config.toml."
+        ) from error
+    network = network.eval().requires_grad_(False).to(device)
+    if config.train.channels_last:
+        network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return Teacher(network, config.distill.weight, config.distill.temperature)
+
+
+def _teacher_network(path: Path, config: RunConfig, data: DataBundle) -> nn.Module:
+    """Return the network of a dense run, or one like that of ``config`` with the weights of a file."""
+    run, model = RunFolder(path), config.model
+    if run.config.is_file():
+        other = run.read_config()
+        if other.method.name != "dense" or not run.result.is_file():
+            inside = f", whose dense baseline is {run.dense}" if run.dense.is_dir() else ""
+            raise ConfigError(f"a run with method {other.method.name}{inside}, or one that is not finished.")
+        # A run's folder is data: only factories that this run names itself are imported.
+        if other.model.name not in (*models.REGISTRY, config.model.name):
+            raise ConfigError(f"a run with model.name = {other.model.name!r}, which this run does not name.")
+        model = other.model
+    with torch.random.fork_rng(devices=[]):  # the run's own start must not depend on its teacher
+        network = build_network(model.name, data.num_classes, model.options)
+    if not load_weights(network, read_weights(path), str(path), data.num_classes):
+        raise ConfigError(f"a network without a classifier for the {data.num_classes} classes of the run.")
+    return network
