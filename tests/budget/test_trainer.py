@@ -92,10 +92,10 @@ def test_a_recipes_target_is_met_and_a_stopped_run_ends_the_same(config, tmp_pat
     start(settings, tmp_path / "whole", device="cpu")
     result, rows = figures(tmp_path / "whole")
     limit = result["dense"]["macs"] // 2
-    assert 0.98 * limit <= result["compact"]["macs"] <= limit
+    assert 0.95 * limit <= result["compact"]["macs"] <= limit
     assert [row["name"] for row in result["table"]] == ["dense", "masked", "compact"]
     assert result["table"][1]["top1"] == result["table"][2]["top1"] == rows[-1]["test_top1"]
-    assert rows[0]["margin"] < 0 <= rows[-1]["margin"] < 0.01
+    assert rows[0]["margin"] < 0 <= rows[-1]["margin"] < 0.05
     assert 0 < result["finalised_step"] <= rows[-1]["step"]
     with monkeypatch.context() as patch:
         stopped = start(settings, tmp_path / "pieces", device="cpu", listener=StopAfter(patch, 17))
@@ -114,7 +114,7 @@ def test_a_network_that_is_cut_before_the_end_meets_the_target(config, tmp_path,
     start(settings, tmp_path / "whole", device="cpu")
     result, rows = figures(tmp_path / "whole")
     limit = result["dense"]["macs"] // 2
-    assert 0.98 * limit <= result["compact"]["macs"] <= limit
+    assert 0.95 * limit <= result["compact"]["macs"] <= limit
     assert 0 < result["finalised_step"] <= rows[-2]["step"]
     with monkeypatch.context() as patch:
         steps = rows[-2]["step"] + 1

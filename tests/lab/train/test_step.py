@@ -154,7 +154,7 @@ def test_a_failure_in_the_middle_of_a_trial_is_undone_and_steps_run_eagerly(monk
     monkeypatch.setattr(TrainStep, "_captures", True)
     with caplog.at_level(logging.WARNING):
         run = _Run(mode="compile").train()
-    assert "run eagerly: RuntimeError: operation not permitted" in caplog.text
+        assert "mode eager: graph fails: RuntimeError: operation not permitted" in caplog.text
     assert run.step.mode == "eager"
     assert torch.equal(run.result(), _Run().train().result())
 

@@ -44,7 +44,7 @@ TITLES = {
     "scratch": "Same shape from scratch",
 }
 """The names of the methods in tables. They stand here, not at the methods, since a report is written without torch."""
-Mode = Literal["auto", "eager", "compile"]
+Mode = Literal["auto", "eager", "graph", "compile"]
 ScheduleKind = Literal["step", "cosine", "constant"]
 
 BASELINE = "baseline"
@@ -274,8 +274,9 @@ class TrainConfig(Section, section="train"):
     channels_last: bool = False
     """Keep images and convolution weights in channels-last memory order."""
     mode: Mode = "auto"
-    """How a step runs: `eager`, or `compile`: compiled, and on one GPU captured as a CUDA graph. `auto` compiles on a
-    GPU, and falls back to eager where that fails."""
+    """How a step runs: `eager`; `graph`, captured on one GPU as a CUDA graph, which is ready in seconds; or `compile`,
+    compiled and captured, the fastest after a minute. `auto` compiles on a GPU. Where a mode fails, the simpler one is
+    taken."""
     deterministic: bool = False
     """Use only algorithms that give the same bits every time; slower on a GPU. On a CPU runs repeat without it."""
     threads: Annotated[int, Ge(0), Le(1024)] = 0

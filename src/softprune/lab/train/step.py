@@ -173,7 +173,7 @@ class TrainStep:
     backend = "inductor"
     """The backend of torch.compile."""
     mode: str | None = None
-    """How steps run, `eager` or `compile`; None before the first step."""
+    """How steps run, `eager`, `graph` or `compile`; None before the first step."""
 
     def __init__(
         self,
@@ -223,7 +223,7 @@ class TrainStep:
             self.batches.before_step()
             self._run()
             done = number * self.steps + position + 1
-            if self.mode == "compile" and self.pruner is not None and self.pruner.measures_at(done):
+            if self.mode != "eager" and self.pruner is not None and self.pruner.measures_at(done):
                 self.pruner.note_inputs(self._last_images())
             if (position + 1) % _CHECK_EVERY == 0 or position + 1 == self.steps:
                 self.check()
@@ -323,40 +323,47 @@ class TrainStep:
     # --- compiled and captured --------------------------------------------------------------------------------------
 
     def _first_run(self) -> None:
-        """Prepare steps as the mode says, and run the first one. Where compiling fails, steps run eagerly."""
-        self.mode, self._run = self._mode, self._step
+        """Prepare steps as the mode says, and run the first one. Where that fails, the next simpler mode is tried."""
+        self.mode = self._mode
         if self.mode == "auto":
             self.mode = "compile" if self.device.type == "cuda" else "eager"
-        if self.mode == "compile" and (why_not := self._try_compiled()):
-            logger.warning("softprune: training steps cannot be compiled, and run eagerly: %s", why_not)
+        if self.mode == "graph" and not self._captures:
             self.mode = "eager"
+        while self.mode != "eager" and (why_not := self._try_prepared()):
+            simpler = "graph" if self.mode == "compile" and self._captures else "eager"
+            logger.warning("softprune: training steps run in mode %s: %s fails: %s", simpler, self.mode, why_not)
+            self.mode = simpler
+        if self.mode == "eager":
+            self._run = self._step
         self._run()
 
     @property
     def _captures(self) -> bool:
-        """Whether a compiled step is captured as a CUDA graph.
+        """Whether a step is captured as a CUDA graph.
 
         Gradients are averaged over processes outside a graph, and a method may work on the host in each step.
         """
         return self.device.type == "cuda" and not self._distributed and getattr(self.pruner, "capturable", True)
 
-    def _try_compiled(self) -> str | None:
-        """Compile the step and capture it, if it can be captured. If that fails, undo it and return why."""
+    def _try_prepared(self) -> str | None:
+        """Compile the step if the mode says so, and capture it if possible. Undo it and return why if that fails."""
         undo = self._undo()
         try:
             # What is created at first use must exist before the compiler traces, or it compiles twice.
             self._trial()
-            self._forward, self._chain = self._compiled(self._loss_of), self._compiled(draw_chain)
+            if self.mode == "compile":
+                self._forward, self._chain = self._compiled(self._loss_of), self._compiled(draw_chain)
             # Every TrainStep compiles the same function again, which must not count as endless recompilation.
             with torch._dynamo.config.patch(recompile_limit=1024):
                 if self._captures:
                     self._run = capture_graph(self._step, self.device, trial=self._trial, undo=undo).replay
                 else:
+                    self._run = self._step
                     self._trial()
                     undo()
         except Exception as error:
-            logger.debug("compiling failed", exc_info=True)
-            self._forward, self._chain, self._run = self._loss_of, draw_chain, self._step
+            logger.debug("preparing the step failed", exc_info=True)
+            self._forward, self._chain = self._loss_of, draw_chain
             self.optimizer.zero_grad(set_to_none=True)
             undo()
             # Compilers put the cause into the second line.
