@@ -34,11 +34,12 @@ from vision import import_torchvision
 import softprune as sp
 from softprune.lab.config.settings import OptimizerConfig, TrainConfig
 from softprune.lab.data import ArrayBatches, ArrayDataset, Augmentation, EpochSampler, load_data
+from softprune.lab.runs.networks import read_weights
 from softprune.lab.train.step import Teacher, TrainStep, make_optimizer
 from softprune.methods import REGISTRY, Pruner
 from softprune.methods.pruner import undecayed_biases
 
-BATCH, DECAY = 128, 1e-4
+BATCH = 128
 METHODS = ["scp", "scp:8", "l1", "taylor", "random"]
 STATISTICS = {
     "tinyimagenet100": ([123.7, 116.3, 103.5], [58.4, 57.1, 57.4]),
@@ -55,7 +56,8 @@ class Task:
     dense_epochs: int = 24
     dense_lr: float = 0.05
     lr: float = 0.05
-    epochs: int = 8
+    decay: float = 1e-4
+    epochs: int = 6
     keep: tuple[float, ...] = (0.5, 0.25, 0.125)
     """The shares of the MACs."""
     side: int = 0
@@ -72,9 +74,11 @@ TASKS = {
     "mobilenet_v2": Task(),
     "mobilenet_v3_large": Task(),
     "regnet_y_400mf": Task(),
-    "efficientnet_lite0": Task(dense_epochs=12, dense_lr=0.02, lr=0.02, keep=(0.5, 0.3, 0.2), side=96, weights=LITE0),
-    "resnet56": Task("cifar10", dense_epochs=0, epochs=12, weights=RESNET56),
-    "vgg19": Task("cifar100"),
+    "efficientnet_lite0": Task(
+        dense_epochs=12, dense_lr=0.02, lr=0.02, epochs=8, keep=(0.5, 0.3, 0.2), side=96, weights=LITE0
+    ),
+    "resnet56": Task("cifar10", dense_epochs=0, decay=5e-4, epochs=8, weights=RESNET56),
+    "vgg19": Task("cifar100", dense_lr=0.1, decay=5e-4),
 }
 
 
@@ -168,7 +172,7 @@ class Bench:
         sampler = EpochSampler(len(self.train), BATCH, seed)
         batches = ResizedBatches(self.train, sampler, Augmentation(pad=pad, flip=True))
         batches.side = self.task.side
-        optimizer = make_optimizer(OptimizerConfig(lr=lr), undecayed_biases(network, DECAY))
+        optimizer = make_optimizer(OptimizerConfig(lr=lr), undecayed_biases(network, self.task.decay))
         if pruner is not None:
             pruner.updates_on_step = False
             pruner.attach(optimizer)
@@ -206,10 +210,9 @@ class Bench:
         """Train the dense network and keep it."""
         network, task = build(self.name, self.classes), self.task
         if task.weights is not None:
-            safe = task.weights.suffix == ".safetensors"
-            state = sp.lab.runs.networks.read_weights(task.weights) if safe else torch.load(task.weights)
-            fitting = {name: value for name, value in state.items() if value.shape == network.state_dict()[name].shape}
-            network.load_state_dict({name: value.float() for name, value in fitting.items()}, strict=False)
+            state, own = read_weights(task.weights), network.state_dict()  # a classifier of other classes stays random
+            fitting = {name: state[name] for name in own if state[name].shape == own[name].shape}
+            network.load_state_dict(fitting, strict=False)
         self.place(network)
         if task.dense_epochs:
             warmup = self.steps if task.weights is None else 0
@@ -270,7 +273,7 @@ class Bench:
         gradients: dict[str, Any] = {}
         if importance == "taylor":
             network.train()
-            for indices in torch.arange(10 * BATCH, device=self.device).split(BATCH):
+            for indices in (torch.arange(10 * BATCH, device=self.device) % len(self.train)).split(BATCH):
                 images, labels = self.train.batch(indices)
                 F.cross_entropy(network(resized(images, self.task.side)), labels).backward()
             gradients = {name: parameter.grad for name, parameter in network.named_parameters()}
