@@ -73,7 +73,7 @@ OPTIONS: list[tuple[str, dict[str, Any], str]] = [
     ("scp", {"masks": {}}, "`masks`"),
     ("scp", {"site_kinds": ["streams"]}, "kinds"),
     ("scp", {"latency_batch": 4}, "needs a `target`"),
-    ("scp", {"target": {"macs": 0.5}, "total_steps": 9, "latency_batch": 1}, "needs a target of latency"),
+    ("scp", {"target": {"macs": 0.5}, "total_steps": 9, "latency_batch": 1}, "are for a target of latency"),
     *[("scp", {"strength": value}, "`strength`") for value in (-1.0, math.inf, NAN, True, "a")],
     ("slimming", {"initial_scale": NAN}, "`initial_scale`"),
     ("slimming", {"count": "tf"}, "`count`"),
