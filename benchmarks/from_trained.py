@@ -133,7 +133,7 @@ class Bench:
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         on_gpu = self.device.type == "cuda"
         self.precision = "bf16" if on_gpu else "fp32"
-        self.config = TrainConfig(mode="graph" if on_gpu else "eager", precision=self.precision, channels_last=True)
+        self.config = TrainConfig(mode="graph" if on_gpu else "eager", precision=self.precision)
         mean, std = STATISTICS[self.task.data]
         parts = {
             part: [np.load(folder / f"{self.task.data}-{part}-{axis}.npy") for axis in "xy"]

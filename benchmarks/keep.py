@@ -21,8 +21,8 @@ from softprune import models
 from softprune.cut.saved import DOCUMENT, signed
 from softprune.io import write_atomically
 from softprune.lab.config.settings import RunConfig
-from softprune.lab.runs.folder import Run, RunFolder, best_latencies, load_run
-from softprune.lab.runs.result import Result
+from softprune.lab.runs.folder import RunFolder, load_run
+from softprune.lab.runs.result import Result, Run
 
 sys.path.insert(0, str(Path(__file__).parent / "paper"))
 
@@ -54,8 +54,6 @@ PAPER_NETWORKS = (
 def slim(record: Result) -> dict[str, Any]:
     """Return the content of a kept result.json. It reads back as a `Result`."""
     values = record.model_dump(mode="json", exclude=set(DROPPED))
-    if record.inputs and len(record.inputs.classes) > 10:
-        del values["inputs"]
     values["config"] = _differences(values["config"], RunConfig().model_dump(mode="json"))
     values["epochs"] = [_epoch(row) for row in values["epochs"]]
     return values
@@ -127,7 +125,7 @@ def keep(run: Path, *, name: str = "", network: bool = False, results: Path = RE
 def row_of(run: Run, folder: str) -> dict[str, Any]:
     """Return the row of a run in runs.csv."""
     method, train, git = run.config.method, run.config.train, run.environment and run.environment.git
-    words, masked, times = run.command.split(), run.variant("masked"), best_latencies(run)
+    words, masked, times = run.command.split(), run.variant("masked"), _latencies(run)
     return {
         "folder": folder,
         "name": run.name,
@@ -159,6 +157,16 @@ def row_of(run: Run, folder: str) -> dict[str, Any]:
         "finished": run.finished[:10],
         "note": "",
     }
+
+
+def _latencies(run: Run) -> tuple[float, float] | None:
+    """Return the milliseconds of dense and compact network: of a bench.json that was kept, or of the record."""
+    file = run.path / "bench.json"
+    rows = json.loads(file.read_text(encoding="utf-8"))["rows"] if file.is_file() else []
+    rows = [row for row in rows if row["batch"] == run.latency_batch and row["dense"] and row["compact"]]
+    rows = [row for row in rows if row.get("round_to", 0) in (0, run.round_to)]
+    times = [(row["dense"]["median_ms"], row["compact"]["median_ms"]) for row in rows]
+    return min(times, key=lambda pair: pair[1], default=run.latencies)
 
 
 def _paper_cuts(run: Run) -> dict[str, str]:

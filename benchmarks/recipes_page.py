@@ -10,7 +10,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
-from softprune.lab.config.recipes import config_to_dict, recipe_files, title_of
+from softprune.lab.config.recipes import RECIPES, config_to_dict, title_of
 from softprune.lab.config.settings import RunConfig
 
 _INTRODUCTION = """\
@@ -114,7 +114,7 @@ def _description(section: type[BaseModel], name: str) -> str:
 
 def _recipe_table() -> str:
     lines = ["| recipe | what it is |", "|---|---|"]
-    lines += [f"| `{name}` | {title_of(file)} |" for name, file in recipe_files().items()]
+    lines += [f"| `{name}` | {title_of(file)} |" for name, file in RECIPES.items()]
     return "\n".join(lines) + "\n"
 
 

@@ -1,12 +1,10 @@
 """Files of others: a regular file of a sensible size, or an error that names it."""
 
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import synthetic_runs
 
 import softprune as sp
 from softprune.errors import FileFormatError, SoftpruneError
@@ -14,7 +12,7 @@ from softprune.io import read_bytes
 from softprune.lab.config.recipes import load_recipe
 from softprune.lab.data.cifar import read_pickle
 from softprune.lab.runs.checkpoint import read_checkpoint, read_newest
-from softprune.lab.runs.folder import RunFolder, best_latencies, load_run
+from softprune.lab.runs.folder import RunFolder, load_run
 from softprune.lab.runs.networks import read_weights
 from softprune.lab.sweep import read_sweep
 
@@ -48,7 +46,6 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "weights.safetensors": ("weights.safetensors", read_weights),
     "config.toml": ("config.toml", lambda path: RunFolder(path.parent).read_config()),
     "result.json": ("result.json", lambda path: load_run(path.parent)),
-    "metrics.jsonl": ("metrics.jsonl", lambda path: load_run(path.parent)),
 }
 
 
@@ -59,19 +56,6 @@ def test_other_files_are_refused_by_name(reader: str, make: Callable[[Path], Non
     make(tmp_path / name)
     with pytest.raises(SoftpruneError, match=str(tmp_path)):
         read(tmp_path / name)
-
-
-@pytest.mark.parametrize("name", ["config.toml", "bench.json"])
-@pytest.mark.parametrize("make", [fifo, device, sparse])
-def test_a_report_waits_for_no_file(name: str, make: Callable[[Path], None], tmp_path: Path) -> None:
-    synthetic_runs.make(tmp_path / "run", "digits_net", epochs=2)
-    run = shutil.copytree(tmp_path / "run", tmp_path / "copy")
-    (run / name).unlink(missing_ok=True)
-    make(run / name)
-    if name == "config.toml":
-        (run / "result.json").unlink()  # a run in training is read from its configuration
-    with pytest.raises(SoftpruneError, match=name):
-        best_latencies(load_run(run))
 
 
 def test_a_file_may_be_as_large_as_the_limit(tmp_path: Path) -> None:

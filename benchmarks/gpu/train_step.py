@@ -58,7 +58,7 @@ def scp_steps(network: torch.nn.Module) -> Iterator[int]:
     optimizer = make_optimizer(OptimizerConfig(), pruner.parameter_groups(weight_decay=2e-4))
     pruner.attach(optimizer)
     batches = bundle.batches(EpochSampler(size=IMAGES, batch_size=BATCH), device)
-    train = TrainConfig(precision="bf16", channels_last=True)
+    train = TrainConfig(precision="bf16")
     step = TrainStep(network, optimizer, batches, schedule=lambda step: 0.1, train=train, pruner=pruner)
     for epoch in range(1000):
         yield from step.epoch(epoch)

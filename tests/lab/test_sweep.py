@@ -14,8 +14,8 @@ from tiny import tiny_recipe
 from typer.testing import CliRunner
 
 from softprune.errors import ConfigError
-from softprune.lab.cli.app import app
-from softprune.lab.config.recipes import dump_config, sweep_files, title_of
+from softprune.lab.cli import app
+from softprune.lab.config.recipes import SWEEPS, dump_config, title_of
 from softprune.lab.runs.folder import RunFolder
 from softprune.lab.sweep import Ended, read_sweep, run_here
 from softprune.lab.train.control import Listener
@@ -78,20 +78,21 @@ def by_name(ended: list[Ended]) -> dict[str, str]:
 
 def test_a_file_becomes_a_grid_of_checked_runs(write: Callable[[str], Path]) -> None:
     sweep = read_sweep(write(GRID))
-    assert sweep.folder == Path("runs/my-sweep").absolute()
-    assert [cell.name for cell in sweep.cells] == [
+    folder = Path("runs/my-sweep").absolute()
+    assert {cell.folder.path.parent for cell in sweep} == {folder}
+    assert [cell.name for cell in sweep] == [
         f"{label}-seed{seed}-strength{strength}"
         for label in ("tiny", "again")
         for seed in (0, 1)
         for strength in ("0.5", "0.0001")
     ]
-    cell = sweep.cells[3]
+    cell = sweep[3]
     assert (cell.config.seed, cell.config.method.strength, cell.config.train.epochs) == (1, 1e-4, 1)
     # Repetitions share a name, by which they are averaged.
-    assert cell.config.name == sweep.cells[1].config.name == "tiny-strength0.0001"
-    last = sweep.cells[-1]
+    assert cell.config.name == sweep[1].config.name == "tiny-strength0.0001"
+    last = sweep[-1]
     assert last.after == "tiny-seed1-strength0.0001"
-    assert last.config.method.options["plan"] == str(sweep.folder / "tiny-seed1-strength0.0001")
+    assert last.config.method.options["plan"] == str(folder / "tiny-seed1-strength0.0001")
 
 
 @pytest.mark.parametrize(
@@ -99,12 +100,12 @@ def test_a_file_becomes_a_grid_of_checked_runs(write: Callable[[str], Path]) -> 
     [
         ("", r"my-sweep.toml: A sweep must have at least one \[\[run\]\]"),
         ("[[run]]\nrecipe = 'nothing'", "neither"),
-        ("[[run]]\nname = 'x'", "run.recipe"),
+        ("[[run]]\nname = 'x'", "recipe must be given"),
         ("[[runs]]\nrecipe = 'digits'", "Did you mean 'run'"),
-        ("[[run]]\nrecipe = 'digits'\nsett = {}", "Did you mean 'run.set'"),
+        ("[[run]]\nrecipe = 'digits'\nsett = {}", "Did you mean 'set'"),
         ("[[run]]\nrecipe = 'digits'\nset = {'train.epoch' = 3}", "train.epochs"),
-        ("[[run]]\nrecipe = 'digits'\nset = 5", "run.set"),
-        ("[[run]]\nrecipe = 'digits'\ngrid = {seed = 3}", "run.grid.seed must be a valid list"),
+        ("[[run]]\nrecipe = 'digits'\nset = 5", "set must be"),
+        ("[[run]]\nrecipe = 'digits'\ngrid = {seed = 3}", "grid.seed must be a valid list"),
         ("[[run]]\nrecipe = 'digits'\n[[run]]\nrecipe = 'digits'", "Got 'digits' twice"),
         ("[[run]]\nrecipe = 'digits'\nafter = 'x'", "Got 'x', which fits 0 of none"),
         ("[[run]]\nrecipe = 'digits'\nset = {'method.name' = 'slim'}", "Did you mean 'slimming'"),
@@ -121,17 +122,17 @@ def test_mistakes_are_found_before_anything_starts(write: Callable[[str], Path],
         read_sweep(write(text))
 
 
-@pytest.mark.parametrize("name", sweep_files())
+@pytest.mark.parametrize("name", SWEEPS)
 def test_sweeps_that_ship_are_valid(name: str, tmp_path: Path) -> None:
     read_sweep(name, tmp_path)
-    assert title_of(sweep_files()[name])
+    assert title_of(SWEEPS[name])
 
 
 def test_the_folder_of_another_run_is_refused(write: Callable[[str], Path]) -> None:
     file = write("[[run]]\nrecipe = 'tiny.toml'")
-    cell = read_sweep(file).cells[0]
+    cell = read_sweep(file)[0]
     RunFolder.create(cell.folder.path, cell.config)
-    assert read_sweep(file, data_dir="images").cells[0].state() == "started"
+    assert read_sweep(file, data_dir="images")[0].state() == "started"
     cell.folder.config.write_text(dump_config(cell.config.replace(seed=5)))
     with pytest.raises(ConfigError, match="seed = 0 instead of 5"):
         read_sweep(file)
@@ -139,7 +140,7 @@ def test_the_folder_of_another_run_is_refused(write: Callable[[str], Path]) -> N
 
 def test_a_sweep_is_found_where_it_was_moved(write: Callable[[str], Path], tmp_path: Path) -> None:
     file = write(GRID)
-    for cell in read_sweep(file).cells:
+    for cell in read_sweep(file):
         RunFolder.create(cell.folder.path, cell.config)
     (tmp_path / "runs" / "my-sweep").rename(tmp_path / "moved")
     read_sweep(file, tmp_path / "moved")
@@ -154,16 +155,16 @@ def test_a_failed_run_stops_no_other_and_finished_ones_are_kept(write: Callable[
     assert by_name(ended) == STATES
     assert "tiny_networks:gone" in ended[0].message
     assert "bad" in ended[1].message
-    assert (sweep.folder / "tiny" / "report.html").is_file()
-    before = [cell.folder.result.stat().st_mtime_ns for cell in sweep.cells[2:]]
+    assert Path("runs/my-sweep/tiny/report.html").is_file()
+    before = [cell.folder.result.stat().st_mtime_ns for cell in sweep[2:]]
     assert by_name(list(run_here(sweep, progress, device="cpu", time_limit=None))) == STATES
-    assert [cell.folder.result.stat().st_mtime_ns for cell in sweep.cells[2:]] == before
+    assert [cell.folder.result.stat().st_mtime_ns for cell in sweep[2:]] == before
 
 
 def test_a_run_that_another_process_trains_is_left_to_it(write: Callable[[str], Path]) -> None:
     sweep = read_sweep(write("[[run]]\nrecipe = 'tiny.toml'"))
-    RunFolder.create(sweep.cells[0].folder.path, sweep.cells[0].config)
-    with sweep.cells[0].folder.lock():
+    RunFolder.create(sweep[0].folder.path, sweep[0].config)
+    with sweep[0].folder.lock():
         assert by_name(list(run_here(sweep, progress, device="cpu", time_limit=None))) == {"tiny": "elsewhere"}
 
 

@@ -1,17 +1,13 @@
 """What the processes run that tests fork from a server."""
 
 import os
-import signal
 import sys
-import threading
-import time
 from pathlib import Path
 
 import torch
 from dying import Death, FileOperations
 from tiny import time_once, tiny_config
 from torch import nn
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 import softprune
 from softprune.export import to_onnx
@@ -60,37 +56,6 @@ def train_or_resume_in_two(work: str, name: str, rank: int, port: int, time_limi
         resume(path, time_limit=time_limit)
     else:
         start(load_recipe("tiny.toml"), path, time_limit=time_limit)  # which the test wrote, once for both
-
-
-def train_on_restarting_node(work: str, name: str, port: int) -> None:
-    """One of two torchrun agents with one worker each, which restart the workers after a failure."""
-    config = LaunchConfig(
-        min_nodes=2,
-        max_nodes=2,
-        nproc_per_node=1,
-        run_id="test",
-        rdzv_backend="c10d",
-        rdzv_endpoint=f"127.0.0.1:{port}",
-        local_addr="127.0.0.1",
-        max_restarts=2,
-        start_method="fork",
-    )
-    elastic_launch(config, _train_and_die_once)(work, name)
-
-
-def _train_and_die_once(work: str, name: str) -> None:
-    """Train like the command line. In the first attempt, rank 1 gets SIGKILL once there is a checkpoint."""
-    os.chdir(work)
-    path = Path(name)
-    if os.environ["RANK"] == "1" and not path.exists():
-        threading.Thread(target=_die_at_checkpoint, args=(path,), daemon=True).start()
-    start(load_recipe("tiny.toml", ["records.checkpoint_epochs=1"]), path)
-
-
-def _die_at_checkpoint(run: Path) -> None:
-    while not list(run.glob("checkpoints/*.ckpt")):
-        time.sleep(0.002)
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def perform(action: str, work: str, name: str, death: Death | None, counts: str, overrides: tuple[str, ...]) -> None:

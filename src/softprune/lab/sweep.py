@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 from pydantic import Field
 
 from softprune import models
-from softprune.errors import ConfigError, DataError, SoftpruneError, first_line, import_optional, nearest
+from softprune.errors import ConfigError, DataError, SoftpruneError, first_line, import_optional
 from softprune.lab.config import recipes
 from softprune.lab.config.settings import BASELINE, RunConfig, Section
 from softprune.lab.data import DATASETS
@@ -57,14 +57,7 @@ class Cell:
         return "done" if self.folder.result.is_file() else "started" if self.folder.config.is_file() else "new"
 
 
-class Sweep(NamedTuple):
-    """The runs of a sweep and their folder."""
-
-    folder: Path
-    cells: list[Cell]
-
-
-class _Run(Section, section="run"):
+class _Run(Section):
     """A [[run]] of a sweep file."""
 
     recipe: str
@@ -87,18 +80,9 @@ class _File(Section):
     run: list[_Run] = Field([])
 
 
-_Run.root, _File.root = _Run, _File  # a misspelled key is looked for here, not among the settings of a recipe
-
-
-def read_sweep(sweep: Path | str, out: Path | str | None = None, *, data_dir: str | None = None) -> Sweep:
+def read_sweep(sweep: Path | str, out: Path | str | None = None, *, data_dir: str | None = None) -> list[Cell]:
     """Return the runs of a sweep (a TOML file, or the name of a built-in one). Check all of them; write nothing."""
-    built_in = recipes.sweep_files()
-    path = built_in.get(str(sweep), Path(sweep))
-    if not path.is_file():
-        raise ConfigError(
-            f"A sweep must be a TOML file or one of {', '.join(built_in)}. Got {str(sweep)!r}, which is neither."
-            f"{nearest(str(sweep), built_in)}"
-        )
+    path = recipes.find_file(str(sweep), recipes.SWEEPS)
     values = recipes.read_toml(path)
     try:
         file = _File(**values)
@@ -116,7 +100,7 @@ def read_sweep(sweep: Path | str, out: Path | str | None = None, *, data_dir: st
             _check_started(cell)
     except (ConfigError, DataError) as error:
         raise ConfigError(f"{path.name}: {error}") from error
-    return Sweep(folder, cells)
+    return cells
 
 
 def _cells(
@@ -124,7 +108,7 @@ def _cells(
 ) -> Iterator[Cell]:
     """Yield a cell for each point of the grid of ``run``, which includes the ``shared`` one of the file."""
     beside = base / run.recipe
-    recipe = recipes.find_recipe(str(beside) if beside.suffix == ".toml" and beside.is_file() else run.recipe)
+    recipe = recipes.find_file(str(beside) if beside.is_file() else run.recipe, recipes.RECIPES)
     label = check_folder_name(run.name or recipe.stem, "A run's name")
     axes, content = {**shared, **run.grid}, recipes.read_toml(recipe)
     for chosen in itertools.product(*axes.values()):
@@ -173,7 +157,7 @@ def _predecessor(label: str, point: Mapping[str, Any], earlier: Sequence[Cell]) 
 
 def _suffix(point: Mapping[str, Any]) -> str:
     """Return the last part of each key with its value, such as `-strength0.0001-seed2`."""
-    shown = {key: f"{value:g}" if isinstance(value, float) else str(value) for key, value in point.items()}
+    shown = {key: f"{value:g}" if isinstance(value, float) else value for key, value in point.items()}
     parts = [f"-{key.rpartition('.')[2]}{value}" for key, value in shown.items()]
     return re.sub(r"[^A-Za-z0-9._-]+", "_", "".join(parts))
 
@@ -200,8 +184,7 @@ Progress = Callable[[], AbstractContextManager[Listener]]
 """Returns a context with the listener of a run."""
 
 
-@dataclass(frozen=True)
-class Ended:
+class Ended(NamedTuple):
     """How a run of a sweep ended."""
 
     cell: Cell
@@ -210,12 +193,12 @@ class Ended:
     message: str = ""
 
 
-def run_here(sweep: Sweep, progress: Progress, *, device: str, time_limit: float | None) -> Iterator[Ended]:
+def run_here(cells: list[Cell], progress: Progress, *, device: str, time_limit: float | None) -> Iterator[Ended]:
     """Train the runs one after another in this process. Yield each when it ends; stop after one that was stopped."""
-    sweep.folder.mkdir(parents=True, exist_ok=True)
+    cells[0].folder.path.parent.mkdir(parents=True, exist_ok=True)
     deadline = math.inf if time_limit is None else time.monotonic() + time_limit
     ended: dict[str | None, Ended] = {}
-    for cell in sweep.cells:
+    for cell in cells:
         left = None if time_limit is None else max(0.0, deadline - time.monotonic())
         ended[cell.name] = _train(cell, ended.get(cell.after), progress, device, left)
         yield ended[cell.name]
@@ -237,7 +220,7 @@ class Cluster:
 
 
 def run_on_ray(
-    sweep: Sweep, progress: Progress, cluster: Cluster, *, device: str, time_limit: float | None
+    cells: list[Cell], progress: Progress, cluster: Cluster, *, device: str, time_limit: float | None
 ) -> Iterator[Ended]:
     """Train the runs as Ray tasks. Yield each when it ends.
 
@@ -247,12 +230,12 @@ def run_on_ray(
     ray = import_optional("ray", "A sweep with --jobs above 1 or --address", otherwise=", or leave them out")
     _connect(ray, cluster)
     try:
-        sweep.folder.mkdir(parents=True, exist_ok=True)
+        cells[0].folder.path.parent.mkdir(parents=True, exist_ok=True)
         task = ray.remote(max_retries=_MOST_RESUMED, **_request(ray, cluster))(_train)
         references: dict[str | None, Any] = {None: None}
-        for cell in sweep.cells:
+        for cell in cells:
             references[cell.name] = task.remote(cell, references[cell.after], progress, device, None)
-        pending, cancelled = {references[cell.name]: cell for cell in sweep.cells}, False
+        pending, cancelled = {references[cell.name]: cell for cell in cells}, False
         with StopSignal(time_limit) as stop:
             while pending:
                 for reference in ray.wait(list(pending), timeout=0.5)[0]:

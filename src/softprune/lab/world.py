@@ -1,9 +1,6 @@
 """Distributed training: the processes that torchrun started, or a single one."""
 
-import hashlib
 import os
-import secrets
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,9 +14,6 @@ from torch.nn.parallel import DistributedDataParallel
 from softprune.errors import ConfigError, SoftpruneError, first_line
 
 T = TypeVar("T")
-
-_JOIN_SECONDS = 0.1
-"""How often a process looks whether all have joined."""
 
 
 @dataclass(frozen=True)
@@ -89,9 +83,8 @@ def join_world(device: str = "auto") -> Iterator[World]:
     if own.type == "cuda":
         torch.cuda.set_device(own)
     try:
-        store, rank, size = _join()
-        dist.init_process_group("nccl" if own.type == "cuda" else "gloo", store=store, rank=rank, world_size=size)
-        yield World(rank=rank, size=size, device=own)
+        dist.init_process_group("nccl" if own.type == "cuda" else "gloo")
+        yield World(rank=dist.get_rank(), size=dist.get_world_size(), device=own)
     except RuntimeError as error:
         if not is_lost_process(error):
             raise
@@ -102,37 +95,6 @@ def join_world(device: str = "auto") -> Iterator[World]:
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
-
-
-def may_restart() -> bool:
-    """Return whether torchrun starts this process again after a failure (`--max-restarts`)."""
-    return os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") not in ("", "0")
-
-
-def _join() -> "tuple[dist.distributed_c10d.Store, int, int]":
-    """Return a store that only the processes of this attempt use, the rank of this one, and their number.
-
-    torchrun may keep its store when it restarts processes. It then still has the addresses of the earlier processes,
-    which the new ones would wait for. So each process writes a random key, and the hash of all keys names the part of
-    the store that they use. With the key of an earlier process the hash differs, and not all processes choose it.
-    """
-    # Not every build of torch has them.
-    from torch.distributed.distributed_c10d import PrefixStore
-    from torch.distributed.rendezvous import rendezvous
-
-    store, rank, size = next(rendezvous("env://"))
-    keys, parts = [f"softprune/{each}" for each in range(size)], set[str]()
-    store.set(keys[rank], secrets.token_hex(16))
-    deadline = time.monotonic() + store.timeout.total_seconds()
-    while time.monotonic() < deadline:
-        part = hashlib.sha256(b"".join(store.multi_get(keys))).hexdigest()
-        store.add(part, int(part not in parts))
-        parts.add(part)
-        for each in parts:
-            if store.add(each, 0) == size:
-                return PrefixStore(each, store), rank, size
-        time.sleep(_JOIN_SECONDS)
-    raise dist.DistStoreError(f"fewer than {size} processes at {os.environ.get('MASTER_ADDR')}")
 
 
 def is_lost_process(error: BaseException) -> bool:

@@ -1,6 +1,5 @@
 """Fixtures that run commands in this process, in an empty folder, as in a pipe."""
 
-import importlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -9,13 +8,10 @@ import torch
 from tiny import time_once, tiny_config, tiny_recipe
 from typer.testing import CliRunner, Result
 
-from softprune.lab.cli.app import COMMANDS, app
+from softprune.lab.cli import app
 from softprune.lab.train.run import start
 
 Command = Callable[..., Result]
-
-for _module in COMMANDS:
-    importlib.import_module(f"softprune.lab.cli.{_module}")
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 from softprune import __version__, models
 from softprune.lab.cli.app import app
 from softprune.lab.cli.runs import print_result
-from softprune.lab.config.recipes import recipe_files, sweep_files
+from softprune.lab.config.recipes import RECIPES, SWEEPS
 from softprune.lab.runs.folder import RunFolder
 from softprune.methods import REGISTRY
 
@@ -123,7 +123,7 @@ def test_a_speed_up_that_the_macs_do_not_explain_has_a_remark(capsys: pytest.Cap
     [
         ("methods", "method", [*REGISTRY, "dense"]),
         ("models", "model", list(models.REGISTRY)),
-        ("recipes", "name", [*recipe_files(), *sweep_files()]),
+        ("recipes", "name", [*RECIPES, *SWEEPS]),
     ],
 )
 def test_a_list_names_everything_as_text_and_as_json(softprune, command: str, key: str, names: list[str]) -> None:
@@ -144,7 +144,7 @@ def test_a_recipe_is_printed(softprune) -> None:
 def test_the_help_names_every_command(softprune) -> None:
     output = softprune("--help").output
     names = [each.callback.__name__ for each in app.registered_commands]
-    assert {"train", "resume", "recipes", "predict", "sweep", "compare"} <= set(names)
+    assert {"train", "resume", "recipes", "sweep", "compare"} <= set(names)
     for name in names:
         assert f"\n  {name} " in output
         shown = softprune(name, "--help")

@@ -69,7 +69,6 @@ def test_sigterm_saves_and_exits_with_75(tmp_path: Path) -> None:
         ("cifar10-vgg16-scpp", "Did you mean 'cifar10-vgg16-scp'?"),
         ("misspelled.toml", "Did you mean 'train.epochs'?"),
         ("tiny.toml --set optimizer.lrr=1", "Did you mean 'optimizer.lr'?"),
-        ("tiny.toml --set train={epochs=3}", "Got the section 'train'"),
         ("tiny.toml --set method.target.macs=1.5", "Got macs = 1.5, which is read as 1.5 MACs"),
         ("tiny.toml --set model.name=nets:none", "must be importable"),
         ("tiny.toml --set model.name=vgg166", "Did you mean 'vgg16'?"),

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from softprune.errors import ConfigError, SoftpruneError
+from softprune.errors import SoftpruneError
 from softprune.lab.report import render_comparison, render_run
 from softprune.lab.report.comparison import compare_runs
 from softprune.lab.runs.folder import load_run
@@ -164,8 +164,6 @@ def test_runs_on_different_networks_and_data_compare_with_a_warning(make_run: Ma
     page = render_comparison(folders, tmp_path / "c.html").read_text()
     assert "cannot be compared" in page
     assert "2 networks" in page
-    with pytest.raises(ConfigError, match="at least one run"):
-        render_comparison([], tmp_path / "c.html")
 
 
 def test_a_page_that_cannot_be_made_leaves_the_old_one(make_run: Make) -> None:
@@ -263,11 +261,9 @@ def test_marks_of_direction_and_control_characters_are_shown_as_escapes(make_run
         assert "a\\u202eb" in page
 
 
-@pytest.mark.parametrize("name", ["result.json", "metrics.jsonl", "config.toml", "run.log", "bench.json"])
+@pytest.mark.parametrize("name", ["result.json", "run.log"])
 def test_a_part_of_a_run_that_is_no_regular_file_neither_hangs_nor_fills_memory(make_run: Make, name: str) -> None:
     folder, _ = make_run()
-    if name in ("metrics.jsonl", "config.toml"):
-        (folder / "result.json").unlink()
     for make in (lambda path: os.mkfifo(path), lambda path: path.symlink_to("/dev/zero"), sparse):
         (folder / name).unlink(missing_ok=True)
         make(folder / name)

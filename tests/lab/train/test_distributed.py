@@ -2,23 +2,17 @@
 
 import json
 import socket
-import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from forked import command_in_two, train_on_restarting_node, train_or_resume_in_two
+from forked import command_in_two, train_or_resume_in_two
 from killing import fork_server
 from tiny import assert_same, final_state, metrics, tiny_config, tiny_recipe
 
-from softprune.errors import ConfigError
-from softprune.lab import world
 from softprune.lab.config.settings import RunConfig
 from softprune.lab.data import EpochSampler, load_data
 from softprune.lab.runs.checkpoint import read_newest
@@ -26,7 +20,7 @@ from softprune.lab.runs.folder import RunFolder
 from softprune.lab.runs.networks import starting_network
 from softprune.lab.train.evaluate import Evaluator
 from softprune.lab.train.method import make_pruner
-from softprune.lab.train.run import resume, start
+from softprune.lab.train.run import resume
 from softprune.lab.train.step import learning_rate, make_optimizer
 from softprune.lab.world import World
 from softprune.masks import Clock
@@ -138,23 +132,6 @@ def test_processes_cut_alike_and_have_parameters_without_gradients(tmp_path: Pat
     assert len(read_newest(tmp_path / "run" / "checkpoints")[1]["history"]["cuts"]) == 2
 
 
-def test_only_a_run_of_the_same_settings_is_resumed_by_a_restart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    config = tiny_config(tmp_path, "train.epochs=1")
-    assert start(config, "run", time_limit=0.0).stopped
-    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
-    with pytest.raises(ConfigError, match=r"that torchrun restarts .* Got none; name it with --out"):
-        start(config)
-    with pytest.raises(ConfigError, match="run"):
-        start(config.replace(seed=1), "run")
-    assert start(config, "run").result is not None
-    monkeypatch.delenv("TORCHELASTIC_MAX_RESTARTS")
-    with pytest.raises(ConfigError, match="run"):
-        start(config, "run")
-
-
 @pytest.mark.filterwarnings("default")
 @pytest.mark.usefixtures("forking")
 def test_two_processes_stop_and_go_on_together(tmp_path: Path) -> None:
@@ -180,35 +157,6 @@ def test_another_number_of_processes_keeps_the_batch(tmp_path: Path, monkeypatch
     assert (stopped["history"]["batch"], result.environment.processes) == (10, 2), "those of the first process"
     # Neither the steps of an epoch nor the images of a step change.
     assert [row.step for row in result.epochs] == [15, 30, 45, 60]
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("default")
-@pytest.mark.usefixtures("forking")
-def test_torchrun_restarts_a_killed_worker_and_the_result_is_the_same(tmp_path: Path) -> None:
-    tiny_recipe(tmp_path)
-    in_two(tmp_path, "whole")
-    port = free_port()
-    run_together([(train_on_restarting_node, (str(tmp_path), "killed", port)) for _ in range(2)])
-    assert metrics(tmp_path / "killed") == metrics(tmp_path / "whole")
-    assert_same(final_state(tmp_path / "killed"), final_state(tmp_path / "whole"))
-
-
-def test_restarted_processes_do_not_meet_those_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(world, "_JOIN_SECONDS", 0.001)
-    meeting = import_module("torch.distributed.rendezvous")
-    kept = torch.distributed.HashStore()  # torchrun's, which outlives the processes
-    kept.set_timeout(timedelta(seconds=20))
-    monkeypatch.setattr(meeting, "rendezvous", lambda url: iter([(kept, ranks.pop(), 3)]))
-    for attempt in range(3):
-        ranks = [0, 1, 2]
-        with ThreadPoolExecutor() as pool:
-            early = [pool.submit(world._join) for _ in range(2)]
-            time.sleep(0.02)  # they find the word of the process before, if there was one
-            stores = [joined.result()[0] for joined in (*early, pool.submit(world._join))]
-        assert not stores[0].check(["address"]), attempt
-        stores[0].set("address", "of this attempt")
-        assert all(store.get("address") == b"of this attempt" for store in stores)
 
 
 def in_two(work: Path, name: str, time_limit: float | None = None) -> None:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from softprune.lab.config.settings import DataConfig, RunConfig, TrainConfig
+from softprune.lab.config.settings import RunConfig, TrainConfig
 from softprune.lab.data import ArrayDataset, DataBundle, load_data
 from softprune.lab.train import evaluate
 from softprune.lab.train.evaluate import EvalTotals, Evaluator, latency_ms
@@ -29,9 +29,8 @@ def bundle(count: int = 23) -> DataBundle:
     return DataBundle(train=data, test=data, num_classes=8)
 
 
-def totals(model: nn.Module, batch_size: int = 10, **train: Any) -> EvalTotals:
-    config = RunConfig(data=DataConfig(eval_batch_size=batch_size), train=TrainConfig(**train))
-    return Evaluator(bundle(), config, WORLD)(model)
+def totals(model: nn.Module) -> EvalTotals:
+    return Evaluator(bundle(), RunConfig(), WORLD)(model)
 
 
 @pytest.fixture
@@ -52,14 +51,16 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 @pytest.mark.parametrize("as_graph", [False, True])
 @pytest.mark.parametrize("batch_size", [1, 5, 23, 100])
-def test_totals_are_exact_for_any_batch_size(batch_size: int, as_graph: bool, captured: list[Any]) -> None:
+def test_totals_are_exact_for_any_batch_size(
+    batch_size: int, as_graph: bool, captured: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluate, "_BATCH", batch_size)
     model, data = network(), bundle().test
     assert isinstance(data, ArrayDataset)
     with torch.no_grad():
         logits = model.eval()(data.images)
     best = logits.topk(5).indices == data.labels[:, None]
-    config = RunConfig(data=DataConfig(eval_batch_size=batch_size))
-    evaluator = Evaluator(bundle(), config, WORLD)
+    evaluator = Evaluator(bundle(), RunConfig(), WORLD)
     evaluator._captures = as_graph
     found = evaluator(model)
     assert found.images == 23
@@ -73,7 +74,7 @@ def test_modes_and_statistics_stay_and_later_weights_count() -> None:
     model = network().train()
     model[4].eval()
     statistics = model[1].running_mean.clone()
-    before = totals(model, channels_last=True)
+    before = totals(model)
     assert [module.training for module in (model, model[1], model[4])] == [True, True, False]
     assert model[1].running_mean.equal(statistics)
     with torch.no_grad():

@@ -4,6 +4,7 @@ Exit codes: 0 success; 1 some runs of a sweep failed; 2 an error that the messag
 everything saved (`softprune resume` continues).
 """
 
-from softprune.lab.cli.app import main
+from softprune.lab.cli import runs, networks  # noqa: I001 - in the order of the help
+from softprune.lab.cli.app import app, main
 
-__all__ = ["main"]
+__all__ = ["app", "main", "networks", "runs"]

@@ -1,7 +1,6 @@
 """The command-line application: its commands, the options that several share, and how errors are shown."""
 
 import functools
-import importlib
 import io
 import logging
 import re
@@ -18,8 +17,6 @@ from softprune.lab.cli.output import error_line, say, show_log
 
 EXIT_ERROR = 2
 """The user can correct the error; the message says how."""
-COMMANDS = ("runs", "networks")
-"""Modules that register commands when they are imported, in the order of the help."""
 
 app = typer.Typer(
     name="softprune",
@@ -76,8 +73,6 @@ def main() -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal may lack characters of a name
             stream.reconfigure(errors="backslashreplace")
-    for module in COMMANDS:
-        importlib.import_module(f"softprune.lab.cli.{module}")
     app()
     sys.exit(0)
 

@@ -1,18 +1,15 @@
-"""Commands for networks: `inspect`, `compact`, `evaluate`, `predict`, `export` and `bench`."""
+"""Commands for networks: `inspect`, `compact`, `evaluate`, `export` and `bench`."""
 
-import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from softprune.errors import ConfigError, nearest
-from softprune.io import write_atomically
+from softprune.errors import ConfigError
 from softprune.lab.cli.app import SIZE, DataDir, DataSet, Device, Input, Json, Method, Model, Run, command, parse_shape
 from softprune.lab.cli.output import print_json, print_table, say
-from softprune.lab.report.text import count, fixed, percent
-from softprune.lab.runs.folder import RunFolder
+from softprune.lab.report.text import count, fixed
 
 NetworkPath = Annotated[
     Path, typer.Argument(help="Folder of a finished run, or a compact network.", show_default=False)
@@ -36,21 +33,10 @@ def inspect(
     import torch
 
     import softprune
-    from softprune.lab.runs.networks import build_network
-    from softprune.models import REGISTRY
+    from softprune.lab.runs.networks import build_network, image_shape
 
-    shape = parse_shape(input_shape)
-    if model not in REGISTRY and ":" not in model:
-        raise ConfigError(
-            "A network must be a name that `softprune models` lists, or module:factory of your own. Got "
-            f"{model!r}.{nearest(model, REGISTRY)}"
-        )
-    if not shape and model not in REGISTRY:
-        raise ConfigError(
-            f"A network of your own needs the shape of an image, such as --input 3x224x224. Got {model!r} without it."
-        )
     network = build_network(model, num_classes)
-    example = torch.zeros(2, *(shape or REGISTRY[model].input_shape))
+    example = torch.zeros(2, *image_shape(model, parse_shape(input_shape)))
     found = softprune.inspect(network, example, include=include or None, exclude=exclude or None)
     if as_json:
         numbers = {name: getattr(found, name) for name in ("macs", "params", "floor_macs", "floor_params")}
@@ -122,46 +108,6 @@ def evaluate(
 
 
 @command
-def predict(
-    run: Run,
-    images: Annotated[list[Path], typer.Argument(help="Image files, or folders of them.", show_default=False)],
-    device: Device = "cpu",
-    model: Model = "",
-    as_json: Json = False,
-) -> None:
-    """Classify images with the compact network of a finished run.
-
-    Images are resized and normalised as in the run's evaluation, and the classes are those that it was trained on.
-    """
-    import torch
-
-    from softprune.lab.cli.opened import open_compact, open_images
-    from softprune.lab.world import pick_device
-
-    folder, where = RunFolder.open(run), pick_device(device)
-    network = open_compact(run, model).compact.to(where).eval()
-    inputs = folder.read_result().inputs
-    if inputs is None:
-        raise ConfigError(
-            "The record of a run must say how an image becomes an input. Got a data set of your own with floats, whose "
-            f"transform is not known; classify in Python with `softprune.load({str(folder.compact)!r}, network)`."
-        )
-    found: list[dict[str, Any]] = []
-    for file, image in open_images(images, inputs):
-        with torch.inference_mode():
-            best = network(image.to(where)).float().softmax(1)[0].topk(min(3, len(inputs.classes)))
-        ranking = zip(best.values.tolist(), best.indices.tolist(), strict=True)
-        classes = [{"class": inputs.classes[index], "probability": share} for share, index in ranking]
-        found.append({"image": str(file), "classes": classes})
-    if as_json:
-        print_json(found)
-        return
-    ranked = [[f"{each['class']} {percent(100 * each['probability'])}" for each in row["classes"]] for row in found]
-    rows = [[row["image"], first, ", ".join(others)] for row, (first, *others) in zip(found, ranked, strict=True)]
-    print_table(["image", "class", "next"], rows)
-
-
-@command
 def export(
     path: NetworkPath,
     fold_bn: Annotated[bool, typer.Option("--fold-bn", help="Fold BatchNorms into the layers before them.")] = False,
@@ -178,7 +124,7 @@ def export(
     the network.
     """
     from softprune import export as exporting
-    from softprune.lab.cli.opened import open_compact
+    from softprune.lab.runs.networks import open_compact
 
     opened = open_compact(path, model, parse_shape(input_shape))
     target = out or opened.path.with_suffix(".onnx")
@@ -186,11 +132,7 @@ def export(
     if as_json:
         print_json(asdict(report) | {"path": str(report.path)})
         return
-    say(
-        f"Checked in {report.runtime}: differs by at most {report.max_difference:.1e} at output scale "
-        f"{report.scale:.1e} (inputs {'; '.join(report.inputs)}; {report.folded} BatchNorms folded)"
-    )
-    say(f"File: {report.path} ({report.bytes:,} bytes)")
+    say(str(report))
 
 
 @command
@@ -202,17 +144,10 @@ def bench(
     batch: Annotated[str, typer.Option(help="Batch sizes, separated by commas.")] = "1,64",
     threads: Annotated[int, typer.Option(help="CPU threads; 0: PyTorch's default.")] = 0,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
-    channels_last: Annotated[
-        bool, typer.Option("--channels-last", help="Channels-last memory order. [default: in half precision on a GPU]")
-    ] = False,
-    compile_mode: Annotated[
-        str, typer.Option(help="Mode of torch.compile. [default: reduce-overhead on a GPU]", show_default=False)
-    ] = "",
     fold_bn: Annotated[
         bool, typer.Option("--fold-bn", help="Fold BatchNorms into the layers before them, in both networks.")
     ] = False,
     repeats: Annotated[int, typer.Option(help="Timed blocks per network.")] = 15,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Also write a JSON record to this file.")] = None,
     device: Device = "auto",
     model: Model = "",
     input_shape: Input = "",
@@ -227,8 +162,8 @@ def bench(
     if not all(SIZE.fullmatch(part) for part in batches):
         raise ConfigError(f"--batch must be whole numbers separated by commas, such as 1,64. Got {batch!r}.")
     from softprune import bench as benching
-    from softprune.lab.cli.opened import open_compact
     from softprune.lab.runs.environment import command_line, describe_environment
+    from softprune.lab.runs.networks import open_compact
     from softprune.lab.world import pick_device
 
     opened, where = open_compact(path, model, parse_shape(input_shape)), pick_device(device)
@@ -241,40 +176,20 @@ def bench(
         device=where,
         dtype=dtype,
         threads=threads,
-        channels_last=channels_last or None,
-        compile_mode=compile_mode,
         fold_bn=fold_bn,
         repeats=repeats,
     )
-    record = {
-        "format": 1,
-        "what": "milliseconds per forward, dense against compact",
-        "command": command_line(),
-        "network": str(path),
-        "environment": describe_environment(where).model_dump(),
-        "dense_macs": report.dense_macs,
-        "compact_macs": report.compact_macs,
-        "rows": [row.to_dict() for row in report.rows],
-        "advice": list(report.advice),
-    }
-    if out is not None:
-        write_atomically(out, (json.dumps(record, indent=1) + "\n").encode(), then="measure again", follow_link=True)
     if as_json:
-        print_json(record)
+        print_json(
+            {
+                "command": command_line(),
+                "network": str(path),
+                "environment": describe_environment(where).model_dump(),
+                "dense_macs": report.dense_macs,
+                "compact_macs": report.compact_macs,
+                "rows": [row.to_dict() for row in report.rows],
+                "advice": report.advice,
+            }
+        )
         return
-    columns = ["backend", "device", "dtype", "batch", "dense ms", "compact ms", "speed-up", "spread", "realised", ""]
-    print_table(columns, [_timing(row) for row in report.rows])
-    say(f"MACs per image: {report.dense_macs:,} dense, {report.compact_macs:,} compact")
-    for sentence in report.advice:
-        say(f"- {sentence}")
-    if out is not None:
-        say(f"Record: {out}")
-
-
-def _timing(row: Any) -> list[str]:
-    where = [row.backend, row.device, row.dtype, str(row.batch)]
-    if row.speed_up is None:
-        return [*where, *"-----", row.note]
-    low, high = row.speed_up_spread
-    times = [f"{row.dense.median:.3f}", f"{row.compact.median:.3f}"]
-    return [*where, *times, f"{row.speed_up:.2f}", f"{low:.2f} to {high:.2f}", f"{row.realised:.2f}", ""]
+    say(str(report))

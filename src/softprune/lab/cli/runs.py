@@ -9,12 +9,13 @@ import typer
 from softprune.errors import CheckpointError, ConfigError, SoftpruneError, nearest
 from softprune.lab.cli.app import DataDir, DataSet, Device, Json, Method, Model, Run, TimeLimit, command, parse_time
 from softprune.lab.cli.output import error_line, print_facts, print_json, print_table, remark, run_progress, say
-from softprune.lab.config.recipes import load_recipe, recipe_files, sweep_files, title_of
+from softprune.lab.config.recipes import RECIPES, SWEEPS, load_recipe, title_of
 from softprune.lab.config.settings import RunConfig
 from softprune.lab.report.text import cut, file_size, milliseconds, percent, short
 from softprune.lab.runs.folder import RunFolder
 from softprune.lab.runs.result import Result
 from softprune.lab.train.control import EXIT_STOPPED
+from softprune.log import is_rank_0
 
 if TYPE_CHECKING:
     from softprune.lab.report.comparison import Row
@@ -45,7 +46,7 @@ def train(
         str,
         typer.Argument(
             help="A name from `softprune recipes`, or a TOML file of your own.",
-            autocompletion=lambda incomplete: [name for name in recipe_files() if name.startswith(incomplete)],
+            autocompletion=lambda incomplete: [name for name in RECIPES if name.startswith(incomplete)],
         ),
     ] = "digits",
     model: Annotated[str | None, typer.Option(help="Name of a network, or module:factory (model.name).")] = None,
@@ -156,10 +157,10 @@ def _print_plan(config: RunConfig, out: Path | None, device: str) -> None:
 def _conclude(outcome: "Outcome") -> None:
     """Print the result table and the path of the report, or how to resume."""
     if outcome.stopped:
-        if outcome.is_writer:
+        if is_rank_0():
             say(f"Stopped by {outcome.stopped}; everything is saved. Resume: {outcome.folder.resume_command}")
         raise typer.Exit(EXIT_STOPPED)
-    if not outcome.is_writer:
+    if not is_rank_0():
         return
     from softprune.lab.report import render_run
 
@@ -228,17 +229,17 @@ def sweep(
     seconds = parse_time(time_limit)
     from softprune.lab.sweep import Cluster, read_sweep, run_here, run_on_ray
 
-    planned = read_sweep(file, out, data_dir=data_dir)
+    cells = read_sweep(file, out, data_dir=data_dir)
     if dry_run:
-        rows = [[cell.name, cell.config.method.name, cell.state(), cell.after or "-"] for cell in planned.cells]
+        rows = [[cell.name, cell.config.method.name, cell.state(), cell.after or "-"] for cell in cells]
         print_table(["run", "method", "", "after"], rows)
         return
     if jobs == 1 and address is None:
-        runs = run_here(planned, run_progress, device=device, time_limit=seconds)
+        runs = run_here(cells, run_progress, device=device, time_limit=seconds)
     else:
         gpus = 0.0 if gpus is None and device == "cpu" else gpus
         cluster = Cluster(jobs=jobs, address=address, cpus=cpus, gpus=gpus)
-        runs = run_on_ray(planned, run_progress, cluster, device=device, time_limit=seconds)
+        runs = run_on_ray(cells, run_progress, cluster, device=device, time_limit=seconds)
     done, failed, stopped = [], [], False
     for ended in runs:
         say(f"{ended.state:<9} {ended.cell.name}")
@@ -257,7 +258,7 @@ def sweep(
     if stopped:
         say("Stopped; everything is saved. Repeat the command to resume.")
         raise typer.Exit(EXIT_STOPPED)
-    say(f"{len(done)} of {len(planned.cells)} runs done: {planned.folder}")
+    say(f"{len(done)} of {len(cells)} runs done: {cells[0].folder.path.parent}")
     if failed:
         raise typer.Exit(EXIT_FAILED)
 
@@ -267,10 +268,7 @@ def report(
     run: Run,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write. [default: RUN/report.html]")] = None,
 ) -> None:
-    """Write the report of a run, as one page.
-
-    The run need not be finished.
-    """
+    """Write the report of a finished run, as one page."""
     from softprune.lab.report import render_run
 
     say(f"Report: {render_run(run, out)}")
@@ -367,7 +365,7 @@ def recipes(
 
     Train them with `softprune train NAME` and `softprune sweep NAME`.
     """
-    kinds = {"recipe": recipe_files(), "sweep": sweep_files()}
+    kinds = {"recipe": RECIPES, "sweep": SWEEPS}
     files = {name: file for each in kinds.values() for name, file in each.items()}
     if name is None:
         rows = [[each, kind, title_of(file)] for kind, found in kinds.items() for each, file in found.items()]

@@ -13,29 +13,23 @@ import tomli_w
 
 from softprune.errors import ConfigError, first_few, nearest, show
 from softprune.io import read_bytes
-from softprune.lab.config.settings import BASELINE, PRUNING_SETTINGS, MethodConfig, RunConfig, keys_of, unknown_key
+from softprune.lab.config.settings import BASELINE, PRUNING_SETTINGS, MethodConfig, RunConfig, keys_of, known_settings
+from softprune.log import get_logger
+
+logger = get_logger(__name__)
 
 DEFAULT_RECIPE = "digits"
 _LAST_SECTION = "records"
 """Of the settings of a run as :func:`dump_config` writes them."""
-_TABLES = ("data.options.", "method.options.", "method.target.", "model.options.")
-"""Tables whose keys softprune does not know beforehand."""
 
 
-def recipe_files() -> dict[str, Path]:
-    """Return the recipes that come with softprune, by name."""
-    return _files("recipes")
-
-
-def sweep_files() -> dict[str, Path]:
-    """Return the sweeps that come with softprune, by name."""
-    return _files("sweeps")
-
-
-@functools.cache
-def _files(folder: str) -> dict[str, Path]:
+def _shipped(folder: str) -> dict[str, Path]:
     files = Path(str(resources.files("softprune.lab"))) / folder
     return {path.stem: path for path in sorted(files.glob("*.toml"), key=lambda path: path.stem)}
+
+
+RECIPES, SWEEPS = _shipped("recipes"), _shipped("sweeps")
+"""Those that come with softprune, by name."""
 
 
 def title_of(file: Path) -> str:
@@ -44,24 +38,23 @@ def title_of(file: Path) -> str:
     return " ".join(line.lstrip("# ") for line in itertools.takewhile(lambda line: line.startswith("#"), lines))
 
 
-def find_recipe(recipe: str) -> Path:
-    """Return the file that ``recipe`` means: a path to a TOML file, or the name of one that comes with softprune."""
-    path = Path(recipe)
+def find_file(name: str, shipped: Mapping[str, Path]) -> Path:
+    """Return the recipe or sweep that ``name`` means: a path to a TOML file, or the name of a ``shipped`` one."""
+    path = Path(name)
     if path.suffix == ".toml" and path.is_file():
         return path
-    files = recipe_files()
-    if len(path.parts) == 1 and recipe.removesuffix(".toml") in files:
-        return files[recipe.removesuffix(".toml")]
+    if name.removesuffix(".toml") in shipped:
+        return shipped[name.removesuffix(".toml")]
     beside = [str(file) for file in path.parent.glob("*.toml")]
     raise ConfigError(
-        f"A recipe must be a TOML file or a name that `softprune recipes` lists. Got {show(recipe)}, which is neither."
-        f"{nearest(recipe, [*files, *beside])}"
+        "A recipe or sweep must be a TOML file or a name that `softprune recipes` lists. Got "
+        f"{show(name)}, which is neither.{nearest(name, [*shipped, *beside])}"
     )
 
 
 def load_recipe(recipe: str = DEFAULT_RECIPE, overrides: Iterable[str] = ()) -> RunConfig:
     """Return the checked configuration of a recipe, with ``key=value`` overrides applied."""
-    path = find_recipe(recipe)
+    path = find_file(recipe, RECIPES)
     return resolve_recipe(path, read_toml(path), map(parse_override, overrides))
 
 
@@ -75,7 +68,7 @@ def resolve_recipe(path: Path, values: dict[str, Any], overrides: Iterable[tuple
     try:
         _choose_strength_or_target(values.get("method"), given.get("method", {}))
         _leave_out_pruning(values, given)
-        if path == recipe_files()[DEFAULT_RECIPE]:
+        if path == RECIPES[DEFAULT_RECIPE]:
             _leave_out_threads(values, given)
         return RunConfig(**values)
     except ConfigError as error:
@@ -143,8 +136,10 @@ def parse_override(override: str) -> tuple[str, Any]:
 
 
 def _set_key(values: dict[str, Any], key: str, value: Any) -> None:
-    if key not in _known_keys() and not key.startswith(_TABLES):
-        raise unknown_key(key, RunConfig)
+    if key in RunConfig.model_fields and isinstance(value, Mapping):  # a section: its other settings stay
+        for name, each in value.items():
+            _set_key(values, f"{key}.{name}", each)
+        return
     *sections, name = key.split(".")
     for section in sections:
         values = values.setdefault(section, {})
@@ -194,7 +189,11 @@ def read_config(path: Path) -> RunConfig:
     """Return the resolved configuration from the file that a run wrote."""
     try:
         values = read_toml(path)
-        config = RunConfig(**values)
+        known = known_settings(values)
+        if known != values:
+            unknown = dict(flat_settings(values)).keys() - dict(flat_settings(known))
+            logger.warning("softprune: %s has settings of another version: %s", path, ", ".join(sorted(unknown)))
+        config = RunConfig(**known)
         if _LAST_SECTION not in values:  # the defaults would stand for what is lost
             raise ConfigError(f"it must be complete, to its last section, [{_LAST_SECTION}].")
     except ConfigError as error:

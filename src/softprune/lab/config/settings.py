@@ -8,7 +8,7 @@ import difflib
 import math
 import re
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self, get_origin
+from typing import Annotated, Any, ClassVar, Literal, Self, cast, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import (
@@ -24,11 +24,8 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from softprune.errors import ConfigError, show, storable
-from softprune.log import get_logger
 from softprune.mask_config import GateStatistics
 from softprune.target import FINAL_AT, read_target
-
-logger = get_logger(__name__)
 
 TITLES = {
     "scp": "SCP",
@@ -52,13 +49,7 @@ BASELINE = "baseline"
 START = "start"
 """`distill.teacher` for the network that `model.weights` names."""
 
-PRUNING_SETTINGS = (
-    "train.dense_baseline",
-    "train.dense_epochs",
-    "train.compact_at",
-    "finetune.epochs",
-    "method.target",
-)
+PRUNING_SETTINGS = "train.dense_baseline", "train.dense_epochs", "train.compact_at", "finetune.epochs", "method.target"
 """What must be off in a run without pruning."""
 
 
@@ -74,10 +65,6 @@ class Section(BaseModel):
 
     section: ClassVar[str]
     """The key of the section in a recipe; empty for the top level."""
-    removed: ClassVar[Mapping[str, Any]] = {}
-    """Settings of earlier versions, with their defaults. Files that have them can be read; others are reported."""
-    root: ClassVar[type["Section"] | None] = None
-    """The top level, for suggestions when a key stands in the wrong section."""
 
     def __init_subclass__(cls, section: str = "", **options: Any) -> None:
         cls.section = section
@@ -89,17 +76,6 @@ class Section(BaseModel):
         except ValidationError as error:
             # TypeErrors and the like of pydantic mean nothing to who writes recipes.
             raise _to_config_error(error.errors()[0], type(self)) from None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _leave_out_removed(cls, values: Any) -> Any:
-        if not isinstance(values, Mapping) or not cls.removed.keys() & values.keys():
-            return values
-        for key, default in cls.removed.items():
-            if values.get(key, default) != default:
-                what = f"{_join(cls.section, key)} = {show(values[key])}"
-                logger.warning("softprune: %s is a setting of an earlier version, and has no effect", what)
-        return {key: value for key, value in values.items() if key not in cls.removed}
 
     @field_validator("*", mode="after")
     @classmethod
@@ -136,7 +112,7 @@ def _to_config_error(error: ErrorDetails, section: type[Section]) -> ConfigError
     field, *inside = error["loc"]
     key = _join(section.section, str(field))
     if error["type"] == "extra_forbidden":
-        return unknown_key(key, section.root or section)
+        return _unknown_key(key, RunConfig if section.section else section)
     if error["type"] == "model_type":
         return ConfigError(f"{key} is a section: write [{key}] or {key}.NAME = ... Got {show(error['input'])}.")
     origin = get_origin(section.model_fields[str(field)].annotation)
@@ -155,30 +131,38 @@ def _join(*parts: str) -> str:
     return ".".join(part for part in parts if part)
 
 
-def keys_of(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def keys_of(section: type[Section], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield every key that can be set below ``section``, dotted, with its annotation, in the order of the file."""
     for name, field in section.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
             yield from keys_of(field.annotation, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", field.annotation
 
 
-def unknown_key(key: str, root: type[Section]) -> ConfigError:
+def _unknown_key(key: str, root: type[Section]) -> ConfigError:
     """Return the error for a key that ``root`` does not have, with the closest one that it has."""
-    known = [_join(root.section, name) for name, _ in keys_of(root)]
-    below = [name for name in known if name.startswith(f"{key}.")]
-    if below:
-        return ConfigError(f"The keys of a section are set one by one, such as {below[0]}=... Got the section {key!r}.")
+    known = [name for name, _ in keys_of(root)]
     section, _, last = key.rpartition(".")
-    inside = [name for name in known if name.rpartition(".")[0] == section] if section else []
+    sections = list(dict.fromkeys(name.partition(".")[0] for name in known))
     # A key in the wrong section (`train.lr`) is nearer by its last part than by its spelling.
     meant = [name for name in known if name.rpartition(".")[2] == last][:3]
-    top = list(dict.fromkeys(name.partition(".")[0] for name in known))
-    near = {name.rpartition(".")[2]: name for name in inside} or {name: name for name in [*known, *top]}
-    meant = meant or [near[each] for each in difflib.get_close_matches(last if inside else key, near, n=1)]
-    hint = f" Did you mean {' or '.join(map(repr, meant))}?" if meant else f" Known here: {', '.join(inside or top)}."
+    meant = meant or difflib.get_close_matches(key, [*known, *sections], n=1, cutoff=0.85)
+    here = [name for name in known if section and name.rpartition(".")[0] == section] or sections
+    hint = f" Did you mean {' or '.join(map(repr, meant))}?" if meant else f" Known here: {', '.join(here)}."
     return ConfigError(f"A recipe must only have keys that exist. Got {show(key)}.{hint}")
+
+
+def known_settings(values: Any, section: "type[Section] | None" = None) -> Any:
+    """Return the settings in a record that this version has: those of other versions have no effect."""
+    if not isinstance(values, Mapping):
+        return values
+    fields, known = (section or RunConfig).model_fields, dict[str, Any]()
+    for key in values.keys() & fields.keys():
+        kind = fields[key].annotation
+        is_section = isinstance(kind, type) and issubclass(kind, Section)
+        known[key] = known_settings(values[key], cast(type[Section], kind)) if is_section else values[key]
+    return known
 
 
 class ModelConfig(Section, section="model"):
@@ -210,17 +194,6 @@ class ModelConfig(Section, section="model"):
 class DataConfig(Section, section="data"):
     """The images."""
 
-    removed = {
-        "download": False,
-        "train_shards": "train-*.tar",
-        "val_shards": "val-*.tar",
-        "repo": "",
-        "sampling": "permutation",
-        "mixup": 0.0,
-        "cutmix": 0.0,
-        "randaugment": 0,
-    }
-
     name: str = "digits"
     """`digits`, `cifar10`, `cifar100`, `folder` for images in the ImageNet layout, or `module:factory` for a function
     of your own that returns training and test set (docs/data.md)."""
@@ -230,8 +203,6 @@ class DataConfig(Section, section="data"):
     """Where the files are; `--data-dir` sets it. Not needed for the digits, which come with softprune."""
     batch_size: PositiveCount = 64
     """Images per optimizer step, over all processes together."""
-    eval_batch_size: PositiveCount = 500
-    """Images per forward pass of an evaluation."""
     holdout: Count = 0
     """Training images that are left out of training; 0 for none. Every epoch is evaluated on them, and the best one is
     chosen on them; the test images are used once, for the final table. They are drawn at random from `seed`."""
@@ -253,8 +224,6 @@ class DataConfig(Section, section="data"):
 class TrainConfig(Section, section="train"):
     """The training loop."""
 
-    removed = {"recalibrate": 0, "ema": 0.0, "accumulate": 1}
-
     epochs: Count = 160
     """Passes over the training images. 0 cuts trained weights (`model.weights`, `model.pretrained`) at once, for
     methods that rank channels; fine-tuning follows."""
@@ -271,8 +240,6 @@ class TrainConfig(Section, section="train"):
     precision: Literal["fp32", "tf32", "bf16"] = "tf32"
     """Arithmetic of convolutions on a GPU: full float32, TF32 tensor cores, or bfloat16 autocast. A CPU always uses
     float32 unless told bf16, and evaluates in float32 if it has no bfloat16 of its own."""
-    channels_last: bool = False
-    """Keep images and convolution weights in channels-last memory order."""
     mode: Mode = "auto"
     """How a step runs: `eager`; `graph`, captured on one GPU as a CUDA graph, which is ready in seconds; or `compile`,
     compiled and captured, the fastest after a minute. `auto` compiles on a GPU. Where a mode fails, the simpler one is
@@ -289,8 +256,6 @@ class TrainConfig(Section, section="train"):
 class OptimizerConfig(Section, section="optimizer"):
     """The optimizer."""
 
-    removed = {"nesterov": True, "momentum": 0.9}
-
     name: Literal["sgd", "adamw"] = "sgd"
     """SGD with Nesterov momentum of 0.9, or AdamW."""
     lr: Positive = 0.1
@@ -303,8 +268,6 @@ class OptimizerConfig(Section, section="optimizer"):
 
 class ScheduleConfig(Section, section="schedule"):
     """The learning rate over the epochs."""
-
-    removed = {"final": 0.0}
 
     kind: ScheduleKind = "step"
     """Drops at the milestones, half a cosine from lr to zero, or no change."""
@@ -324,15 +287,6 @@ class ScheduleConfig(Section, section="schedule"):
 
 class MethodConfig(Section, section="method"):
     """The pruning method."""
-
-    removed = {
-        "strength_warmup_epochs": 0.0,
-        "latency_batch": 1,
-        "include": [],
-        "min_channels": 0,
-        "cost_weighting": 0.0,
-        "final_at": 0.6,
-    }
 
     name: str = "scp"
     """A name from `softprune methods`, `dense` for a baseline without pruning, or `module:Class` for a pruner of your
@@ -364,8 +318,6 @@ class MethodConfig(Section, section="method"):
 
 class MaskSection(Section, section="masks"):
     """Constants of SCP's masks and of its sparsity loss; MaskConfig explains them and has the others."""
-
-    removed = {"tau": 0.5, "k": 20.0, "c": 0.95, "eps": 1e-8}
 
     delta: Annotated[float, Gt(0), Lt(1)] = 0.05
     """A channel counts as dead where the output of the activation stays within `delta` of zero."""
@@ -409,8 +361,6 @@ class FinetuneConfig(Section, section="finetune"):
 
 class RecordConfig(Section, section="records"):
     """What a run writes besides its result."""
-
-    removed = {"checkpoint_steps": 0, "trackers": [], "tensorboard": False}
 
     checkpoint_seconds: Amount = 60.0
     """Save a checkpoint when the last one is this old, so that no more than this is lost; 0 for none by time. One is
@@ -476,6 +426,3 @@ class RunConfig(Section):
         """Return the value of a dotted key."""
         section, _, name = key.partition(".")
         return getattr(getattr(self, section), name)
-
-
-Section.root = RunConfig

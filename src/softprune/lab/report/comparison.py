@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 from softprune.lab.config.recipes import config_to_dict, flat_settings
 from softprune.lab.config.settings import TITLES
 from softprune.lab.report.text import cut, known_as
-from softprune.lab.runs.folder import Run, best_latencies
+from softprune.lab.runs.result import Run
 
 INCIDENTAL: tuple[str, ...] = ("seed.", "name.", "records.", "train.mode.", "train.dense_baseline.", "data.dir.")
-INCIDENTAL += ("data.workers.", "data.eval_batch_size.")
+INCIDENTAL += ("data.workers.",)
 """Settings and tables of the place and the repetition of a run, which do not change what was done; with a dot."""
 TRAINING = ("model.", "data.", "optimizer.", "schedule.", "train.epochs.", "train.label_smoothing.")
 """Settings and tables that a dense network must share with a run to be its baseline."""
@@ -74,28 +74,23 @@ def _change(run: Run) -> float | None:
     return None if compact is None or dense is None else compact - dense
 
 
-def _speed_up(run: Run) -> float | None:
-    times = best_latencies(run)
-    return times[0] / times[1] if times else None
-
-
 QUANTITIES: dict[str, tuple[Callable[[Run], float | None], int]] = {
     "dense": (lambda run: run.dense_top1, 2),
-    "best": (lambda run: run.best.top1 if run.best else None, 2),
+    "best": (lambda run: run.best.top1, 2),
     "compact": (lambda run: run.compact_top1, 2),
     "change": (_pruned(_change), 2),
     "channels cut": (_removed("channels"), 1),
     "params cut": (_removed("params"), 1),
     "MACs cut": (_removed("macs"), 1),
     "activations cut": (_removed("activations"), 1),
-    "speed-up": (_pruned(_speed_up), 2),
+    "speed-up": (_pruned(lambda run: run.speed_up), 2),
     "minutes": (lambda run: run.wall_seconds / 60, 1),
 }
 """By the head of its column, a number of every run and the digits of its mean and deviation over seeds."""
 EXPLANATION = (
     "Percent; mean ± sample standard deviation over n runs that differ only in their seed. Dense, compact: top-1 of "
     "the dense network and of the one that was written; best: of the masked network at its best epoch. Cut: what was "
-    "removed. Speed-up: as `softprune bench RUN --out RUN/bench.json` measured it, or else at the end of the run. "
+    "removed. Speed-up: of the latency at the end of the run. "
     "Front: no row of the network has fewer MACs and a higher accuracy."
 )
 
@@ -162,7 +157,7 @@ def distinct(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
     """Return the newest run of each configuration and seed, and a sentence for each that is left out."""
     kept, repeats = [], []
     for group in _grouped(runs, lambda run: (experiment_key(run), run.seed)):
-        newest = max(group, key=lambda run: (not run.in_progress, run.finished))
+        newest = max(group, key=lambda run: run.finished)
         kept.append(newest)
         others = (run.path for run in group if run is not newest)
         repeats += [f"{path} has the configuration and seed of {newest.path}, which is newer." for path in others]
@@ -174,7 +169,7 @@ def with_baselines(runs: Sequence[Run]) -> list[Run]:
 
     An experiment in which some run has its own baseline keeps it, so that no mean is over two kinds of baselines.
     """
-    dense = [(_training(run), run.compact_top1) for run in runs if run.method == "dense" and not run.in_progress]
+    dense = [(_training(run), run.compact_top1) for run in runs if run.method == "dense"]
     provided = {experiment_key(run) for run in runs if run.dense_top1 is not None}
     found = []
     for run in runs:

@@ -11,13 +11,13 @@ from typing import Any
 
 from markupsafe import Markup
 
-from softprune.errors import ConfigError, SoftpruneError
+from softprune.errors import SoftpruneError
 from softprune.io import read_bytes
 from softprune.lab.config.recipes import flat_settings
 from softprune.lab.report import comparison, html, text
 from softprune.lab.report.html import Column, Part, Series, curves, join, table, tag
-from softprune.lab.runs.folder import Run, best_latencies, load_run
-from softprune.lab.runs.result import Epoch
+from softprune.lab.runs.folder import load_run
+from softprune.lab.runs.result import Epoch, Run
 from softprune.target import read_target
 
 PRECISIONS = {"bf16": "bfloat16", "tf32": "float32 with TF32", "fp32": "float32"}
@@ -31,16 +31,9 @@ _COSTS = {"macs": "MACs", "params": "Parameters", "activations": "Activations", 
 
 
 def render_run(run_dir: Path | str, out: Path | str | None = None) -> Path:
-    """Write a self-contained HTML page about one run to RUN/report.html or ``out``, and return its path.
-
-    A finished run is read from result.json, a run that still trains from metrics.jsonl.
-
-    Raises:
-        FileFormatError: the folder holds no run, or its records are not what softprune writes.
-    """
+    """Write a self-contained HTML page about a finished run to RUN/report.html or ``out``, and return its path."""
     run = load_run(run_dir)
     method = "trained without pruning" if run.method == "dense" else comparison.method_of(run)
-    best = run.best and f"{run.best.top1:.2f}% in epoch {run.best.number}, chosen by {run.evaluated_on} accuracy"
     return html.write_page(
         Path(run_dir) / "report.html" if out is None else Path(out),
         then="`softprune report` writes it, also elsewhere (--out)",
@@ -49,14 +42,14 @@ def render_run(run_dir: Path | str, out: Path | str | None = None) -> Path:
         facts={
             "seed": str(run.seed),
             "epochs": len(run.epochs),
-            "best": best,
+            "best": f"{run.best.top1:.2f}% in epoch {run.best.number}, chosen by {run.evaluated_on} accuracy",
             "trained in": text.duration(run.wall_seconds),
-            "images/s": run.images_per_second and text.count(run.images_per_second),
+            "images/s": text.count(run.images_per_second),
             "precision": precision_of(run),
-            "on": run.environment and run.environment.device,
+            "on": run.environment.device,
             "finished": run.finished,
         },
-        notes=[*run.notes, *warnings_of(run)],
+        notes=warnings_of(run),
         cards=list(_cards(run)),
         sections=[_variants(run), _target(run), _epochs(run), _loss(run), _widths(run), _modules(run), _reproduce(run)],
     )
@@ -68,9 +61,8 @@ def _place(model: str, data: str) -> str:
 
 def precision_of(run: Run) -> str:
     """Return the precision of the training in words. A CPU has no TF32."""
-    on_cpu = run.environment is not None and run.environment.device.startswith("CPU")
     setting = run.config.train.precision
-    return PRECISIONS["fp32" if on_cpu and setting == "tf32" else setting]
+    return PRECISIONS["fp32" if run.environment.device.startswith("CPU") and setting == "tf32" else setting]
 
 
 def warnings_of(run: Run) -> list[str]:
@@ -114,10 +106,9 @@ def _variants(run: Run) -> Part:
     ]
     lead = "The network before pruning, the network during training, and the network that you deploy."
     if run.speed_up is not None:
-        where = run.environment.device if run.environment else "the device of the run"
-        lead += f" Latency: one forward pass of {run.latency_batch} images on {where}."
-    body = table("Dense, masked, compact", _known(columns, run.table), run.table) if run.table else Markup()
-    return Part("variants", "Dense, masked, compact", lead, body)
+        lead += f" Latency: one forward pass of {run.latency_batch} images on {run.environment.device}."
+    title = "Dense, masked, compact"
+    return Part("variants", title, lead, table(title, _known(columns, run.table), run.table))
 
 
 def _known(columns: Sequence[Column], rows: Sequence[Any]) -> list[Column]:
@@ -169,16 +160,15 @@ def _target(run: Run) -> Part:
     if not run.config.method.target:
         return Part("target", "The target", "", Markup())
     target = read_target(run.config.method.target)
-    dense, reached = getattr(run.dense, target.key, None), getattr(run.compact, target.key, None)
+    dense, reached = (getattr(each, target.key, None) for each in (run.dense, run.compact))
     share = f"{text.percent(100 * target.amount)} of the dense network"
-    if dense is not None or not target.is_share:
-        limit = target.amount if dense is None else target.limit(dense)
-        lead = f"At most {target.figure(limit)}{f', {share}' if target.is_share else ''}. "
-        if reached is not None:
-            lead += f"{'The network so far' if run.in_progress else 'The compact network'} has {text.count(reached)}, "
-            lead += f"{text.percent(100 * reached / limit)} of the limit. "
-    else:  # a share of what records do not count, such as the latency
-        lead = f"At most {share}'s {target.key}. "
+    if dense is not None and reached is not None:
+        limit = target.limit(dense)
+        lead = f"At most {target.figure(limit)}{f', {share}' if target.is_share else ''}. The compact network has "
+        lead += f"{text.count(reached)}, {text.percent(100 * reached / limit)} of the limit. "
+    else:  # what records do not count, such as the latency
+        limit_text = f"{share}'s {target.key}" if target.is_share else target.figure(target.amount)
+        lead = f"At most {limit_text}. "
     if run.finalised_step is not None:
         lead += f"The removed channels were finalised at step {text.count(run.finalised_step)}."
     strength = _line(run, "strength", "s-macs", lambda row: row.strength)
@@ -227,35 +217,22 @@ def _bars(caption: str, rows: Sequence[tuple[str, str, int, int]]) -> Markup:
 
 
 def _reproduce(run: Run) -> Part:
-    parts = [_command(run.command)] if run.command else []
-    records: list[tuple[str, Any]] = [("Configuration", run.config)]
-    if run.environment is not None:
-        records.append(("Environment", run.environment))
+    parts = [tag("<pre><code>{}</code></pre>", run.command)]
     columns = [Column("", itemgetter(0), kind=""), Column("", lambda pair: text.setting(pair[1]), kind="")]
-    for title, record in records:
+    for title, record in (("Configuration", run.config), ("Environment", run.environment)):
         parts.append(html.folded(title, table(title, columns, flat_settings(record.model_dump(mode="json")))))
     return Part("appendix", "Reproduce", f"The run folder is {run.path}.", join(parts))
 
 
-def _command(command: str) -> Markup:
-    return tag("<pre><code>{}</code></pre>", command)
-
-
 def render_comparison(run_dirs: Sequence[Path | str], out: Path | str) -> Path:
-    """Write a self-contained HTML page that compares runs, and return its path.
+    """Write a self-contained HTML page that compares finished runs, and return its path.
 
     Runs whose configurations differ only in the seed are one experiment, shown with mean and spread.
-
-    Raises:
-        ConfigError: no run was given.
-        FileFormatError: a folder holds no run, or its records are not what softprune writes.
     """
-    if not run_dirs:
-        raise ConfigError("A comparison needs at least one run folder. Got none. Name the folders to compare.")
     rows, repeats = comparison.compare_runs([load_run(folder) for folder in run_dirs])
     runs = [run for row in rows for run in row.runs]
     places, precisions = {(run.model, run.data) for run in runs}, sorted({precision_of(run) for run in runs})
-    notes = [*(f"{run.name}: {note}" for run in runs for note in (*run.warnings, *run.notes)), *repeats]
+    notes = [*(f"{run.name}: {note}" for run in runs for note in run.warnings), *repeats]
     if len({run.data for run in runs}) > 1:
         notes.append("These runs use different data. Their accuracies cannot be compared.")
     what = _place(*next(iter(places))) if len(places) == 1 else f"{len(places)} networks"
@@ -287,7 +264,7 @@ def _summary(rows: Sequence[comparison.Row]) -> Part:
 
 def _scatters(rows: Sequence[comparison.Row]) -> Iterator[Markup]:
     """Yield accuracy against MACs and against measured time."""
-    for unit, cost in (("million MACs", _million_macs), ("ms", best_latencies)):
+    for unit, cost in (("million MACs", _million_macs), ("ms", lambda run: run.latencies)):
         rings, groups = dict[tuple[float, float | None], None](), []
         for index, row in enumerate(rows):
             found = [(*costs, run) for run in row.runs if (costs := cost(run)) is not None]

@@ -4,22 +4,22 @@ import copy
 import inspect
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import safetensors.torch
 import torch
 from torch import Tensor, nn
 
 from softprune import models
-from softprune.cut import saved_path
-from softprune.errors import ConfigError, FileFormatError, first_line, storable
+from softprune.cut import load, read_origin, read_plans, saved_path
+from softprune.cut.plan import model_shapes
+from softprune.errors import ConfigError, FileFormatError, first_line
 from softprune.io import LARGEST_NETWORK, read_bytes
 from softprune.lab.config.settings import BASELINE, ModelConfig, RunConfig
-from softprune.lab.data import ArrayDataset, DataBundle
+from softprune.lab.data import DataBundle
 from softprune.lab.factories import call_factory, check_name, import_factory, is_factory_name
 from softprune.lab.runs.checkpoint import load_tensors, read_newest
 from softprune.lab.runs.folder import RunFolder
-from softprune.lab.runs.result import Inputs
 from softprune.log import get_logger
 
 logger = get_logger(__name__)
@@ -52,47 +52,6 @@ def named_config(folder: RunFolder, **names: str) -> RunConfig:
                 f"command; if you trust it, add `--{key} {own}`."
             )
     return config
-
-
-def inputs_of(data: DataBundle, config: RunConfig) -> Inputs | None:
-    """Return how the images of a data set become inputs; None for floats of a transform that is not known."""
-    test, unit = data.test, 1.0
-    # With data.in_memory, images in files are arrays too.
-    crop = not isinstance(test, ArrayDataset) or config.data.name == "folder"
-    if isinstance(test, ArrayDataset):
-        if not crop:  # some data sets do not store 0 to 255; the digits store 0 to 16
-            low, high = (float(value) for value in test.images.aminmax())
-            if low < 0 or high <= 0:
-                return None
-            unit = 255 / high
-    elif test.dtype != torch.uint8:
-        return None
-    mean, std = (torch.as_tensor(values, dtype=torch.float64).flatten().tolist() for values in (test.mean, test.std))
-    channels, height, width = data.input_shape
-    return Inputs(
-        shape=(channels, height, width),
-        crop=crop,
-        mean=tuple(unit * value for value in mean),
-        std=tuple(unit * value for value in std),
-        classes=tuple(map(storable, data.class_names or map(str, range(data.num_classes)))),
-    )
-
-
-def refuse_dense(config: RunConfig, run: Path) -> None:
-    """Raise a ConfigError for a run without pruning, which has no compact network."""
-    if config.method.name == "dense":
-        raise ConfigError(
-            f"A compact network is cut from a pruned one. Got the dense run {run}; pass the folder of a run with a "
-            'pruning method (method.name other than "dense").'
-        )
-
-
-def locate_compact(path: Path) -> tuple[RunFolder | None, Path]:
-    """Return the run that ``path`` is or lies in, if there is one, and the file of the compact network."""
-    run, around = RunFolder(path), RunFolder(path.parent)
-    if run.config.is_file():
-        return run, run.compact
-    return around if around.config.is_file() else None, saved_path(path)
 
 
 def check_outputs(network: nn.Module, data: DataBundle, what: str, remedy: str) -> None:
@@ -219,3 +178,74 @@ def read_weights(path: Path) -> dict[str, Tensor]:
             f"{', '.join(map(repr, _STATE_KEYS))} in a dictionary), or the folder of a run. Got {path}: "
             f"{first_line(error)}. Save model.state_dict() instead."
         ) from error
+
+
+# --- compact networks ------------------------------------------------------------------------------------------------
+
+
+class OpenedNetwork(NamedTuple):
+    """A compact network, its file, the dense network it was cut from (with fresh weights), and one random image."""
+
+    path: Path
+    dense: nn.Module
+    compact: nn.Module
+    example: Tensor
+
+
+def open_compact(path: Path, model: str = "", shape: tuple[int, ...] = ()) -> OpenedNetwork:
+    """Open the compact network of a run, or a saved one. The data set is not needed.
+
+    The dense network is ``model``, or else the one that the configuration of the file's run names, or else the origin
+    noted in the file.
+    """
+    run = next((run for run in (RunFolder(path), RunFolder(path.parent)) if run.config.is_file()), None)
+    compact = run.compact if run is not None and run.path == path else saved_path(path)
+    config = None if run is None else named_config(run, model=model)
+    if not compact.is_file():
+        raise ConfigError(
+            "The argument must be the folder of a finished run (with compact.safetensors) or the .safetensors file of "
+            f"a compact network. Got {path}. `softprune compact` cuts the network of an unfinished run; a dense run "
+            "has none."
+        )
+    origin = read_origin(compact)
+    # A module:factory is code of whoever wrote the file, and runs only when the user names it.
+    known = origin.model if origin is not None and origin.model in models.REGISTRY else ""
+    name = config.model.name if config is not None else model or known
+    if not name:
+        raise ConfigError(
+            "A compact network outside its run needs --model, unless it was cut from one of softprune's own networks. "
+            f"Got {path} without --model."
+        )
+    if not shape and origin is not None and origin.model == name:
+        shape = origin.input_shape
+    dense = _definition(name, compact, {} if config is None else config.model.options)
+    example = torch.randn(1, *image_shape(name, shape), generator=torch.Generator().manual_seed(0))
+    return OpenedNetwork(compact.resolve(), dense.eval(), load(compact, dense).float(), example)
+
+
+def image_shape(name: str, given: tuple[int, ...] = ()) -> tuple[int, ...]:
+    """Return the shape of an image for a network: what is ``given``, or what the registry knows."""
+    if not given and name not in models.REGISTRY:
+        raise ConfigError(
+            f"A network of your own needs the shape of an image, such as --input 3x224x224. Got {name!r} without it."
+        )
+    return given or models.REGISTRY[name].input_shape
+
+
+def _definition(name: str, compact: Path, options: Mapping[str, Any]) -> nn.Module:
+    """Build the dense network of a saved one, with the number of classes for which all shapes match."""
+    plan = read_plans(compact)[0]
+    # On the meta device no memory is allocated. Tensors that differ for ten classes belong to a classifier, so that the
+    # right number is a size of each of them.
+    with torch.device("meta"):
+        probe = model_shapes(build_network(name, 10, options))
+        differing = [set(plan.dense.get(key, ())) for key, shape in probe.items() if plan.dense.get(key) != shape]
+        for classes in set.intersection(*differing) if differing else {10}:
+            if classes and model_shapes(build_network(name, classes, options)) == plan.dense:
+                break
+        else:
+            raise FileFormatError(
+                f"The network must be the one that was pruned, a {plan.model}. Got {name!r}, whose shapes do not match "
+                "the plan for any number of classes."
+            )
+    return build_network(name, classes, options)

@@ -7,14 +7,15 @@ edited or of another version ends in a FileFormatError that names the file and t
 import json
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from annotated_types import Ge, Lt, MinLen
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, BeforeValidator, ConfigDict, StringConstraints
 from pydantic_core import ValidationError
 
 from softprune.errors import FileFormatError, show
-from softprune.lab.config.settings import RunConfig
+from softprune.lab.config.settings import RunConfig, known_settings
 
 
 def _finite_or_none(value: Any) -> Any:
@@ -159,21 +160,6 @@ class Module(Record):
     out_compact: Count | None
 
 
-class Inputs(Record):
-    """How an image becomes an input of the network, and what its outputs mean."""
-
-    shape: tuple[Count, Count, Count]
-    """Channels, height and width."""
-    crop: bool
-    """Whether the centre of the image is taken, instead of all of it."""
-    mean: tuple[float, ...]
-    """Mean of each channel, for pixels from 0 to 255."""
-    std: tuple[float, ...]
-    """Standard deviation of each channel, for pixels from 0 to 255."""
-    classes: tuple[Text, ...]
-    """Name of each output."""
-
-
 class Revision(Record):
     """The commit of the checkout that softprune ran from."""
 
@@ -197,8 +183,8 @@ class Environment(Record):
     git: Revision | None
 
 
-class Result(Record):
-    """The content of result.json."""
+class Result(Record, extra="ignore"):
+    """The content of result.json. Fields of earlier versions are left out."""
 
     format: Literal[2] = 2
     name: Text
@@ -224,14 +210,10 @@ class Result(Record):
     """With a target: the step from which the removed channels were fixed."""
     warnings: tuple[Text, ...] = ()
     """What the method warned of."""
-    inputs: Inputs | None = None
-    """None for floats of a data set of the user's own, whose transform is not known."""
     sites: tuple[SiteRecord, ...] = ()
     modules: tuple[Module, ...] = ()
-    config: RunConfig
+    config: Annotated[RunConfig, BeforeValidator(known_settings)]
     environment: Environment
-    sessions: tuple[Any, ...] = Field(default=(), exclude=True)
-    """Of earlier versions."""
     epochs: Annotated[tuple[Epoch, ...], MinLen(1)]
 
     def variant(self, name: str) -> Variant | None:
@@ -250,10 +232,39 @@ class Result(Record):
         """Latency of the dense network over that of the compact one; None where one was not measured."""
         return None if self.latencies is None else self.latencies[0] / self.latencies[1]
 
+    @property
+    def evaluated_on(self) -> str:
+        """The images that each epoch is evaluated on: "test", or "held-out" ones of the training images."""
+        return "held-out" if self.config.data.holdout else "test"
+
+    @property
+    def finetuned(self) -> bool:
+        return any(row.phase == "finetune" for row in self.epochs)
+
+    @property
+    def compact_top1(self) -> float | None:
+        """Accuracy of the compact network, or of the network that it equals."""
+        found = (row.top1 for name in ("compact", "masked") if (row := self.variant(name)) is not None)
+        return next((top1 for top1 in found if top1 is not None), self.last.top1)
+
     def to_json(self) -> str:
         """Return the file's content: a line per entry, so that files stay small and diffs readable."""
         values = self.model_dump(mode="json")
         return "{\n" + ",\n".join(_entry(key, value) for key, value in values.items()) + "\n}\n"
+
+
+class Run(Result):
+    """The record of a run, and where it is."""
+
+    path: Path
+    baseline_top1: float | None = None
+    """Accuracy of dense runs compared with this one, for a run that trained no dense network itself."""
+
+    @property
+    def dense_top1(self) -> float | None:
+        """Accuracy of the dense network: the run's own baseline, or that of the dense runs beside it."""
+        row = self.variant("dense")
+        return row.top1 if row and row.top1 is not None else self.baseline_top1
 
 
 def _entry(key: str, value: Any) -> str:

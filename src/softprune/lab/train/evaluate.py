@@ -10,12 +10,15 @@ from torch import Tensor, nn
 from softprune.devices import Call, broadcast_from_rank0_, capture_graph, has_fast_bf16, time_ms
 from softprune.lab.config.settings import RunConfig
 from softprune.lab.data import ArrayDataset, BatchLoader, DataBundle, LoadedDataset, normalised
+from softprune.lab.train.step import layout_of
 from softprune.lab.world import World
 from softprune.log import get_logger
 from softprune.module_state import evaluating
 
 logger = get_logger(__name__)
 
+_BATCH = 500
+"""Images per forward pass."""
 _CAPTURED_FROM = 8
 """Batches from which a CUDA graph pays off: capturing one takes as long as a few forwards."""
 
@@ -38,9 +41,9 @@ class Evaluator:
 
     def __init__(self, data: DataBundle, config: RunConfig, world: World) -> None:
         self._data, self._world = data, world
-        self._batch_size, self._workers = config.data.eval_batch_size, config.data.workers
+        self._workers = config.data.workers
         self._bf16 = config.train.precision == "bf16" and has_fast_bf16(world.device)
-        self._layout = torch.channels_last if config.train.channels_last else torch.contiguous_format
+        self._layout = layout_of(world.device)
         self._captures = world.device.type == "cuda" and config.train.mode != "eager"
         self._loaders: dict[int, BatchLoader] = {}
 
@@ -53,7 +56,7 @@ class Evaluator:
         data = self._data.test if on_test or self._data.holdout is None else self._data.holdout
         device = self._world.device
         own = torch.arange(self._world.rank, len(data), self._world.size)
-        count = min(self._batch_size, len(own)) or 1
+        count = min(_BATCH, len(own)) or 1
         missing = -len(own) % count
         # The last batch is padded with the first image, which is not counted there.
         rows = F.pad(own, (0, missing)).view(-1, count)

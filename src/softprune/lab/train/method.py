@@ -14,7 +14,7 @@ from softprune.lab.data import DataBundle
 from softprune.lab.factories import check_name, import_factory
 from softprune.lab.runs.folder import RunFolder
 from softprune.lab.runs.networks import build_network, check_outputs, load_weights, read_weights
-from softprune.lab.train.step import Teacher
+from softprune.lab.train.step import Teacher, placed
 from softprune.mask_config import MaskConfig
 from softprune.methods import REGISTRY, Pruner, RankingPruner
 from softprune.methods.options import keywords_of
@@ -55,6 +55,7 @@ def find_method(name: str) -> type[Pruner]:
 def check_method(run: RunConfig) -> None:
     """Raise a ConfigError unless a run names a method, options that it has, and features that it supports."""
     config = run.method
+    _check_one_shot(run)
     if config.name == "dense":
         return
     method = find_method(config.name)
@@ -76,7 +77,7 @@ def check_method(run: RunConfig) -> None:
             )
 
 
-def check_one_shot(run: RunConfig) -> None:
+def _check_one_shot(run: RunConfig) -> None:
     """Raise a ConfigError if a run without training epochs has nothing trained, nothing to tune, or another method."""
     name, is_trained = run.method.name, bool(run.model.weights or run.model.pretrained)
     is_tuned = run.finetune.epochs and (run.train.dense_epochs or not run.train.dense_baseline)
@@ -151,9 +152,7 @@ def load_teacher(path: Path, config: RunConfig, data: DataBundle, device: torch.
             f"distill.teacher must be a trained dense network for these classes: a finished dense run, or a file with "
             f"weights. Got {path}: {error} If the teacher of a run was moved, change the path in its config.toml."
         ) from error
-    network = network.eval().requires_grad_(False).to(device)
-    if config.train.channels_last:
-        network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    network = placed(network.eval().requires_grad_(False), device)
     return Teacher(network, config.distill.weight, config.distill.temperature)
 
 

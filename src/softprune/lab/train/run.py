@@ -12,7 +12,6 @@ from logging.handlers import MemoryHandler
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -27,14 +26,7 @@ from softprune.lab.data import DataBundle, EpochSampler, open_data
 from softprune.lab.runs import checkpoint
 from softprune.lab.runs.environment import command_line, describe_environment
 from softprune.lab.runs.folder import RunFolder, check_folder_name
-from softprune.lab.runs.networks import (
-    build_network,
-    check_outputs,
-    inputs_of,
-    named_config,
-    refuse_dense,
-    starting_network,
-)
+from softprune.lab.runs.networks import build_network, check_outputs, named_config, starting_network
 from softprune.lab.runs.result import (
     Environment,
     Epoch,
@@ -50,7 +42,7 @@ from softprune.lab.runs.result import (
 )
 from softprune.lab.train.control import Listener, StopSignal, begin_phase, log_kept, open_log, run_log
 from softprune.lab.train.evaluate import EvalTotals, Evaluator, latency_ms
-from softprune.lab.train.method import check_method, check_one_shot, load_teacher, make_pruner
+from softprune.lab.train.method import check_method, load_teacher, make_pruner
 from softprune.lab.train.step import (
     Teacher,
     TrainStep,
@@ -58,9 +50,10 @@ from softprune.lab.train.step import (
     load_optimizer_state,
     make_optimizer,
     optimizer_state,
+    placed,
     set_arithmetic,
 )
-from softprune.lab.world import World, join_world, may_restart
+from softprune.lab.world import World, join_world
 from softprune.log import get_logger
 from softprune.methods import Pruner
 from softprune.methods.pruner import undecayed_biases
@@ -84,8 +77,6 @@ class Outcome:
     """The content of result.json, if the run is finished."""
     stopped: str | None = None
     """Why it stopped early, if it did."""
-    is_writer: bool
-    """Whether this process is the one that writes and reports."""
 
 
 # --- from the configuration to the loop ------------------------------------------------------------------------------
@@ -99,23 +90,13 @@ def start(
     time_limit: float | None = None,
     listener: Listener | None = None,
 ) -> Outcome:
-    """Train a new run in its own folder (``out``, or the first free one under runs/).
-
-    torchrun repeats the command when it restarts the processes: the run that they have made in ``out`` is resumed.
-    """
+    """Train a new run in its own folder (``out``, or the first free one under runs/)."""
     config = absolute_paths(config)
-    if may_restart() and out is None:
-        raise ConfigError(
-            "A run that torchrun restarts (--max-restarts) must name its folder, which the restarted processes resume. "
-            "Got none; name it with --out."
-        )
     with join_world(device) as world, log_kept() as log:
-        folder, trainer = RunFolder(world.broadcast(str(out or _free_folder(config)))), None
-        is_made = may_restart() and folder.config.is_file() and folder.read_config() == config
-        if not world.broadcast(is_made):
-            trainer = _prepare(config, folder, world)
-            if world.is_writer:
-                RunFolder.create(folder.path, config)
+        folder = RunFolder(world.broadcast(str(out or _free_folder(config))))
+        trainer = _prepare(config, folder, world)
+        if world.is_writer:
+            RunFolder.create(folder.path, config)
         return _run(config, folder, world, log, listener or Listener(), time_limit, trainer)
 
 
@@ -144,68 +125,9 @@ def resume(
         return _run(config, folder, world, log, listener or Listener(), time_limit)
 
 
-def evaluate_run(
-    run: Path, *, device: str = "auto", data_dir: str | None = None, **names: str
-) -> dict[str, EvalTotals]:
-    """Return the test accuracy of a run's network, as trained ("masked") and compact; ``names`` as in named_config."""
-    folder, found = RunFolder.open(run), dict[str, EvalTotals]()
-    config = _for_use(named_config(folder, **names), data_dir)
-    with join_world(device) as world:
-        set_arithmetic(config.train, world.device)
-        images = open_data(config.data, config.seed, world.device)
-        evaluator = Evaluator(images, config, world)
-        if checkpoint.checkpoints_in(folder.checkpoints) or not folder.compact.is_file():
-            trainer = Trainer(config, folder, images, world, checkpoint.read_newest(folder.checkpoints)[1])
-            found["masked" if trainer.pruner is not None else "trained"] = evaluator(trainer.network, on_test=True)
-        if folder.compact.is_file():
-            dense = build_network(config.model.name, images.num_classes, config.model.options).to(world.device)
-            found["compact"] = evaluator(load(folder.compact, dense).float(), on_test=True)
-    return found
-
-
-def compact_run(
-    run: Path,
-    out: Path | None = None,
-    *,
-    device: str = "auto",
-    data_dir: str | None = None,
-    round_to: int | None = None,
-    gathers: bool = True,
-    **names: str,
-) -> tuple[Path, Cost, Cost]:
-    """Write the compact network of a run's newest checkpoint; return its path, the dense cost and its own cost.
-
-    For a finished run it equals the network that the run wrote, if the device is the same. `round_to` and `gathers`
-    are those of Pruner.compact; `names` those of named_config.
-    """
-    folder = RunFolder.open(run)
-    config = _for_use(named_config(folder, **names), data_dir)
-    refuse_dense(config, run)
-    with join_world(device) as world:
-        images = open_data(config.data, config.seed, world.device)
-        trainer = Trainer(config, folder, images, world, checkpoint.read_newest(folder.checkpoints)[1])
-        compact, pruner = trainer.network, trainer.pruner
-        if (round_to is not None or not gathers) and (out is None or pruner is None):
-            raise ConfigError(
-                "--round-to and --no-gathers cut a network in another way than its run did, which needs --out and a "
-                f"run that has not begun its fine-tuning. Got {'no --out' if out is None else 'a run in fine-tuning'}."
-            )
-        with evaluating(trainer.network):
-            if pruner is not None:
-                compact = pruner.compact(round_to=round_to, gathers=gathers)
-            target = save(compact, out or folder.compact, origin=trainer.origin)
-        return target, trainer.dense_cost, cost(compact, images.example(1, world.device))
-
-
-def _for_use(config: RunConfig, data_dir: str | None) -> RunConfig:
-    """Return the configuration of a run that does not train: images in files are decoded when they are used."""
-    return config.replace(data=config.data.replace(dir=data_dir or config.data.dir, in_memory=False))
-
-
 def _prepare(config: RunConfig, folder: RunFolder, world: World) -> "Trainer":
     """Everything that can be wrong is raised before there is a folder, so that a mistake leaves no files."""
     check_method(config)
-    check_one_shot(config)
     trainer = Trainer(config, folder, open_data(config.data, config.seed, world.device), world)
     if config.distill.teacher not in ("", BASELINE):
         trainer.load_teacher()
@@ -225,7 +147,7 @@ def _run(
     if world.broadcast(folder.result.is_file()):
         result = folder.read_result()
         logger.info("%s is finished; nothing to do", folder.path)
-        return Outcome(folder=folder, result=result, is_writer=world.is_writer)
+        return Outcome(folder=folder, result=result)
     with folder.lock() if world.is_writer else nullcontext(), StopSignal(time_limit) as stop:
         if world.is_writer:
             open_log(log, folder.log)
@@ -266,92 +188,6 @@ def _resumed(
     _check_same_images(data, state["data"])
     logger.info("resuming from %s", path)
     return Trainer(config, folder, data, world, state)
-
-
-def _check_same_config(config: RunConfig, saved: RunConfig, folder: RunFolder, path: Path) -> None:
-    """Raise a CheckpointError if the file ``path`` of a run was written with another configuration."""
-    changed = changed_settings(config, saved)
-    plan = ("method.options.plan",) if config.method.name == "scratch" else ()
-    # Files may be moved, and what they hold is checked; loader processes decide nothing.
-    for setting in ("data.dir", "data.workers", "distill.teacher", *plan):
-        changed.pop(setting, None)
-    if changed:
-        raise CheckpointError(
-            f"{path} must belong to the run that config.toml describes. Got another configuration, "
-            f"{show_changes(changed)}: restore {folder.whole.config}, or start a new run."
-        )
-
-
-def _check_same_images(data: DataBundle, then: dict[str, Any]) -> None:
-    """Raise a CheckpointError if the images are not those that the run began with, which its checkpoint describes."""
-    now = _describe_images(data)
-    changed = {key: (now[key], then[key]) for key in now if now[key] != then[key]}
-    if changed:
-        raise CheckpointError(
-            f"A run must be resumed with the images that it began with. Got {show_changes(changed)}. Restore the "
-            "files, or start a new run."
-        )
-
-
-def _describe_images(data: DataBundle) -> dict[str, Any]:
-    return {
-        "training images": len(data.train),
-        "test images": len(data.test),
-        "classes": data.num_classes,
-        "class names": list(data.class_names),
-    }
-
-
-def absolute_paths(config: RunConfig) -> RunConfig:
-    """Return ``config`` with absolute paths, so that a run can be resumed and repeated from any folder.
-
-    The teacher `start` becomes the path of ``model.weights``.
-    """
-    teacher = config.distill.teacher
-    if teacher == START:
-        teacher = config.model.weights
-        if not teacher:
-            raise ConfigError(
-                f'distill.teacher = "{START}" needs the trained network to start from. Got model.weights = ""; set it '
-                "to the folder of a run or a weights file."
-            )
-    options = config.method.options
-    if config.method.name == "scratch" and isinstance(plan := options.get("plan"), str):
-        options = {**options, "plan": _absolute(plan)}
-    return config.replace(
-        data=config.data.replace(dir=_absolute(config.data.dir)),
-        model=config.model.replace(weights=_absolute(config.model.weights)),
-        method=config.method.replace(latency_table=_absolute(config.method.latency_table), options=options),
-        distill=config.distill.replace(teacher=_absolute(teacher)),
-    )
-
-
-def _absolute(path: str) -> str:
-    return str(Path(path).expanduser().absolute()) if path not in ("", BASELINE) else path
-
-
-def dense_config(config: RunConfig) -> RunConfig:
-    """Return the configuration of a run's baseline: the same training without pruning."""
-    weights = "" if config.model.weights == BASELINE else config.model.weights
-    off = {"dense_baseline": False, "dense_epochs": 0, "compact_at": 0}
-    return config.replace(
-        name=f"{config.name}-dense",
-        model=config.model.replace(weights=weights),
-        method=MethodConfig(name="dense"),
-        train=config.train.replace(epochs=config.train.dense_epochs or config.train.epochs, **off),
-        finetune=config.finetune.replace(epochs=0),
-        distill=DistillConfig(),
-    )
-
-
-def _free_folder(config: RunConfig) -> Path:
-    """Return runs/NAME, or the first of runs/NAME-2, runs/NAME-3, ... that is free."""
-    name, number = check_folder_name(config.name or "run"), 1
-    path = Path("runs") / name
-    while path.exists():
-        number += 1
-        path = Path("runs") / f"{name}-{number}"
-    return path
 
 
 # --- the loop --------------------------------------------------------------------------------------------------------
@@ -466,13 +302,10 @@ class Trainer:
             momentum: The state of the optimizer to continue with.
         """
         config, world, data = self.config, self.world, self.data
-        network = network.to(world.device)
+        network = placed(network, world.device)
         example = data.example(device=world.device)
         if config.train.sync_batchnorm and world.size > 1 and world.device.type == "cuda":
             network = nn.SyncBatchNorm.convert_sync_batchnorm(network)
-        if config.train.channels_last:
-            # It replaces the weights' storage, so it comes before the optimizer.
-            network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         sampler = EpochSampler(len(data.train), config.data.batch_size, config.seed, world.rank, world.size)
         earlier, self.pruner = self.pruner, None
         groups = undecayed_biases(network, config.optimizer.weight_decay)
@@ -564,7 +397,7 @@ class Trainer:
         # torchrun ends all processes as soon as one has ended; none may while a file is written.
         self.world.barrier()
         stopped = None if result is not None else self.stop.reason() or "another process"
-        return Outcome(folder=self.folder, result=result, stopped=stopped, is_writer=self.world.is_writer)
+        return Outcome(folder=self.folder, result=result, stopped=stopped)
 
     def _end_epoch(self) -> None:
         """Evaluate the network, write the epoch's line, and advance to the next epoch."""
@@ -808,7 +641,6 @@ class Trainer:
             latency_batch=_LATENCY_BATCH,
             round_to=None if history.pruned is None else history.pruned.round_to,
             finalised_step=history.finalised_step,
-            inputs=inputs_of(self.data, config),
             sites=tuple(history.sites),
             modules=_modules(self.dense, self.dense_cost, final, counted),
             config=config,
@@ -845,3 +677,152 @@ def _modules(dense: nn.Module, before: Cost, final: nn.Module, after: Cost) -> t
 def _width(module: nn.Module) -> int | None:
     width = getattr(module, "out_channels", getattr(module, "out_features", None))
     return width if isinstance(width, int) else None
+
+
+# --- configurations and images of a run ------------------------------------------------------------------------------
+
+
+def _check_same_config(config: RunConfig, saved: RunConfig, folder: RunFolder, path: Path) -> None:
+    """Raise a CheckpointError if the file ``path`` of a run was written with another configuration."""
+    changed = changed_settings(config, saved)
+    plan = ("method.options.plan",) if config.method.name == "scratch" else ()
+    # Files may be moved, and what they hold is checked; loader processes decide nothing.
+    for setting in ("data.dir", "data.workers", "distill.teacher", *plan):
+        changed.pop(setting, None)
+    if changed:
+        raise CheckpointError(
+            f"{path} must belong to the run that config.toml describes. Got another configuration, "
+            f"{show_changes(changed)}: restore {folder.whole.config}, or start a new run."
+        )
+
+
+def _check_same_images(data: DataBundle, then: dict[str, Any]) -> None:
+    """Raise a CheckpointError if the images are not those that the run began with, which its checkpoint describes."""
+    now = _describe_images(data)
+    changed = {key: (now[key], then[key]) for key in now if now[key] != then[key]}
+    if changed:
+        raise CheckpointError(
+            f"A run must be resumed with the images that it began with. Got {show_changes(changed)}. Restore the "
+            "files, or start a new run."
+        )
+
+
+def _describe_images(data: DataBundle) -> dict[str, Any]:
+    return {
+        "training images": len(data.train),
+        "test images": len(data.test),
+        "classes": data.num_classes,
+        "class names": list(data.class_names),
+    }
+
+
+def absolute_paths(config: RunConfig) -> RunConfig:
+    """Return ``config`` with absolute paths, so that a run can be resumed and repeated from any folder.
+
+    The teacher `start` becomes the path of ``model.weights``.
+    """
+    teacher = config.distill.teacher
+    if teacher == START:
+        teacher = config.model.weights
+        if not teacher:
+            raise ConfigError(
+                f'distill.teacher = "{START}" needs the trained network to start from. Got model.weights = ""; set it '
+                "to the folder of a run or a weights file."
+            )
+    options = config.method.options
+    if config.method.name == "scratch" and isinstance(plan := options.get("plan"), str):
+        options = {**options, "plan": _absolute(plan)}
+    return config.replace(
+        data=config.data.replace(dir=_absolute(config.data.dir)),
+        model=config.model.replace(weights=_absolute(config.model.weights)),
+        method=config.method.replace(latency_table=_absolute(config.method.latency_table), options=options),
+        distill=config.distill.replace(teacher=_absolute(teacher)),
+    )
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).expanduser().absolute()) if path not in ("", BASELINE) else path
+
+
+def dense_config(config: RunConfig) -> RunConfig:
+    """Return the configuration of a run's baseline: the same training without pruning."""
+    weights = "" if config.model.weights == BASELINE else config.model.weights
+    off = {"dense_baseline": False, "dense_epochs": 0, "compact_at": 0}
+    return config.replace(
+        name=f"{config.name}-dense",
+        model=config.model.replace(weights=weights),
+        method=MethodConfig(name="dense"),
+        train=config.train.replace(epochs=config.train.dense_epochs or config.train.epochs, **off),
+        finetune=config.finetune.replace(epochs=0),
+        distill=DistillConfig(),
+    )
+
+
+def _free_folder(config: RunConfig) -> Path:
+    """Return runs/NAME, or the first of runs/NAME-2, runs/NAME-3, ... that is free."""
+    name, number = check_folder_name(config.name or "run"), 1
+    path = Path("runs") / name
+    while path.exists():
+        number += 1
+        path = Path("runs") / f"{name}-{number}"
+    return path
+
+
+# --- commands on a run ----------------------------------------------------------------------------------------------
+
+
+def evaluate_run(
+    run: Path, *, device: str = "auto", data_dir: str | None = None, **names: str
+) -> dict[str, EvalTotals]:
+    """Return the test accuracy of a run's network, as trained ("masked") and compact; ``names`` as in named_config."""
+    folder, found = RunFolder.open(run), dict[str, EvalTotals]()
+    config = _for_use(named_config(folder, **names), data_dir)
+    with join_world(device) as world:
+        set_arithmetic(config.train, world.device)
+        images = open_data(config.data, config.seed, world.device)
+        evaluator = Evaluator(images, config, world)
+        if checkpoint.checkpoints_in(folder.checkpoints) or not folder.compact.is_file():
+            trainer = Trainer(config, folder, images, world, checkpoint.read_newest(folder.checkpoints)[1])
+            found["masked" if trainer.pruner is not None else "trained"] = evaluator(trainer.network, on_test=True)
+        if folder.compact.is_file():
+            dense = build_network(config.model.name, images.num_classes, config.model.options).to(world.device)
+            found["compact"] = evaluator(load(folder.compact, dense).float(), on_test=True)
+    return found
+
+
+def compact_run(
+    run: Path,
+    out: Path | None = None,
+    *,
+    device: str = "auto",
+    data_dir: str | None = None,
+    round_to: int | None = None,
+    gathers: bool = True,
+    **names: str,
+) -> tuple[Path, Cost, Cost]:
+    """Write the compact network of a run's newest checkpoint; return its path, the dense cost and its own cost.
+
+    For a finished run it equals the network that the run wrote, if the device is the same. `round_to` and `gathers`
+    are those of Pruner.compact; `names` those of named_config.
+    """
+    folder = RunFolder.open(run)
+    config = _for_use(named_config(folder, **names), data_dir)
+    with join_world(device) as world:
+        images = open_data(config.data, config.seed, world.device)
+        trainer = Trainer(config, folder, images, world, checkpoint.read_newest(folder.checkpoints)[1])
+        compact, pruner = trainer.network, trainer.pruner
+        if (round_to is not None or not gathers) and (out is None or pruner is None):
+            raise ConfigError(
+                "--round-to and --no-gathers cut a network in another way than its run did, which needs --out and a "
+                f"run that has not begun its fine-tuning. Got {'no --out' if out is None else 'a run in fine-tuning'}."
+            )
+        with evaluating(trainer.network):
+            if pruner is not None:
+                compact = pruner.compact(round_to=round_to, gathers=gathers)
+            target = save(compact, out or folder.compact, origin=trainer.origin)
+        return target, trainer.dense_cost, cost(compact, images.example(1, world.device))
+
+
+def _for_use(config: RunConfig, data_dir: str | None) -> RunConfig:
+    """Return the configuration of a run that does not train: images in files are decoded when they are used."""
+    return config.replace(data=config.data.replace(dir=data_dir or config.data.dir, in_memory=False))
