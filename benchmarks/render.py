@@ -130,21 +130,32 @@ def accuracy() -> str:
 
 def from_trained() -> str:
     """Return the comparison of methods from the same trained networks."""
-    columns = {"SCP": ("scp", 1), "SCP, multiples of 8": ("scp", 8), "one-shot L1": ("l1", 1), "Taylor": ("taylor", 1)}
-    cells: dict[tuple[str, float], dict[tuple[str, int], list[float]]] = {}
+    columns = {
+        "SCP": "scp",
+        "SCP, multiples of 8": "scp:8",
+        "Torch-Pruning, group L2, global": "tp-l2-global",
+        "one-shot L1": "l1",
+        "Taylor": "taylor",
+    }
+    cells: dict[tuple[str, float], dict[str, list[float]]] = {}
     dense_top1 = {}
     for row in record("from_trained")["rows"]:
-        cell = cells.setdefault((row["network"], row["keep"]), {})
-        cell.setdefault((row["method"], row["round_to"]), []).append(row["top1"])
-        dense_top1[row["network"]] = row["dense_top1"]
+        if row["method"] == "dense":
+            dense_top1[row["network"]] = row["top1"]
+        else:
+            cells.setdefault((row["network"], row["keep"]), {}).setdefault(row["method"], []).append(row["top1"])
 
-    def shown(values: list[float]) -> str:
-        return f"{mean(values):.1f} ({len(values)})" if values else "-"
+    def line(name: str, keep: float) -> list[str]:
+        found = {method: mean(values) for method, values in cells[name, keep].items()}
+        best = max(found.values())
+        shown = [f"{found[method]:.1f}" if method in found else "-" for method in columns.values()]
+        bold = [f"**{text}**" if text == f"{best:.1f}" else text for text in shown]
+        return [name, f"{dense_top1[name]:.1f}", f"{100 * keep:g}%", *bold]
 
-    rows = [
-        [name, f"{dense_top1[name]:.1f}", f"{keep:.0%}", *(shown(cell.get(key, [])) for key in columns.values())]
-        for (name, keep), cell in sorted(cells.items(), key=lambda item: (item[0][0], -item[0][1]))
-    ]
+    rows = [line(*key) for key in sorted(cells, key=lambda key: (key[0], -key[1]))]
+    whole = [cell for cell in cells.values() if all(method in cell for method in columns.values())]
+    means = [f"{mean(mean(cell[method]) for cell in whole):.1f}" for method in columns.values()]
+    rows.append([f"mean of the {len(whole)} rows without a gap", "", "", *means])
     return markdown(["network", "dense", "MACs left", *columns], rows)
 
 
