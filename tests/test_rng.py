@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from softprune.errors import CheckpointError, ConfigError
-from softprune.masks import Clock, logistic_noise
-from softprune.rng import _mix, channel_words, uniform_noise
+from softprune.rng import Clock, _mix, channel_words, logistic_noise, uniform_noise
 
 
 def at(step=0, forward=0, seed=0):

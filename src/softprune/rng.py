@@ -4,16 +4,13 @@ An integer hash in tensor operations rather than a random generator: it needs no
 so that the noise is the same on every rank, after a resume, eager, compiled and inside a CUDA graph.
 """
 
-import math
 from collections import deque
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.autograd.function import BackwardCFunction
 
-from softprune.errors import CheckpointError, ConfigError, is_integer
+from softprune.errors import CheckpointError, ConfigError, ModelError, is_integer
 
 Word = TypeVar("Word", int, Tensor)
 
@@ -45,16 +42,6 @@ def in_backward() -> bool:
     return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
 
 
-@dataclass
-class _Forward:
-    """A root training forward, by the numbers that autograd gives to its nodes: from `first` to before `end`."""
-
-    reading: Tensor
-    first: int
-    end: float
-    """Equal to `first` without a graph, as in the forward of a reentrant checkpoint."""
-
-
 class Clock:
     """The position in training: the optimizer's step, and the root forward within it.
 
@@ -77,19 +64,14 @@ class Clock:
         self.step = torch.zeros((), dtype=torch.int64, device=device)
         self.forward = torch.zeros((), dtype=torch.int64, device=device)
         self.reading = self.forward
-        self._forwards: deque[_Forward] = deque(maxlen=_REMEMBERED)
+        self._forwards: deque[tuple[int, Tensor]] = deque(maxlen=_REMEMBERED)
+        """The first number that autograd gave to a node of each forward of this step, and its reading."""
 
     def begin_forward(self) -> None:
         """Begin a training forward of the whole model: fresh noise."""
         self.reading = _tick(self.forward)
-        if not torch.compiler.is_compiling():
-            number = torch._C._autograd._get_sequence_nr()
-            self._forwards.append(_Forward(self.reading, number, math.inf if torch.is_grad_enabled() else number))
-
-    def end_forward(self) -> None:
-        if not torch.compiler.is_compiling() and self._forwards:
-            last = self._forwards[-1]
-            last.end = min(last.end, torch._C._autograd._get_sequence_nr())
+        if not torch.compiler.is_compiling() and torch.is_grad_enabled():
+            self._forwards.append((torch._C._autograd._get_sequence_nr(), self.reading))
 
     def now(self) -> Tensor:
         """Return what the noise depends on: ``reading`` or, in backward, that of the forward that is recomputed.
@@ -99,13 +81,13 @@ class Clock:
         node = None if torch.compiler.is_compiling() else torch._C._current_autograd_node()
         if node is None:
             return self.reading
+        if torch.is_grad_enabled() and torch._C._autograd._top_saved_tensors_default_hooks(False) is None:
+            raise ModelError(
+                "activation checkpoints of a masked network must not be reentrant. Got one that is; pass "
+                "use_reentrant=False to torch.utils.checkpoint."
+            )
         number = node._sequence_nr()  # type: ignore[attr-defined]
-        if isinstance(node, BackwardCFunction):
-            # The node of a reentrant checkpoint lies inside its forward, or just before if all of it is checkpointed.
-            found = (f for f in self._forwards if f.first <= number < f.end or f.first == f.end == number + 1)
-        else:
-            found = (f for f in reversed(self._forwards) if f.first <= number and f.first < f.end)
-        return next((forward.reading for forward in found), self.reading)
+        return next((reading for first, reading in reversed(self._forwards) if first <= number), self.reading)
 
     def end_step(self) -> None:
         self.step.add_(1)

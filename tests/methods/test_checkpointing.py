@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from softprune.errors import ModelError
 from softprune.methods import Pruner, SoftPruner, VariationalPruner
 
 IMAGES = torch.randn(2, 4, 3, 6, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -17,18 +18,18 @@ IMAGES = torch.randn(2, 4, 3, 6, 6, generator=torch.Generator().manual_seed(0), 
 class Network(nn.Module):
     """Three blocks, each in a checkpoint where `checkpointed` is set; the last one ends the forward."""
 
-    def __init__(self, reentrant: bool = False) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(
             nn.Sequential(nn.Conv2d(3 if i == 0 else 6, 6, 3), nn.BatchNorm2d(6), nn.ReLU()) for i in range(2)
         )
         self.blocks.append(nn.Conv2d(6, 4, 2))
-        self.reentrant, self.checkpointed = reentrant, False
+        self.checkpointed = False
 
     def forward(self, x: Tensor) -> Tensor:
         again = self.checkpointed and torch.is_grad_enabled()
         for block in self.blocks:
-            x = checkpoint(block, x, use_reentrant=self.reentrant) if again else block(x)
+            x = checkpoint(block, x, use_reentrant=False) if again else block(x)
         return x
 
 
@@ -61,16 +62,13 @@ def others_between(model: nn.Module, call: Call, first: Tensor, second: Tensor) 
 
 
 @pytest.mark.parametrize("order", [summed, one_after_another, accumulated, others_between])
-@pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "not_reentrant"])
 @pytest.mark.parametrize("around", ["blocks", "network", "loss"])
 @pytest.mark.parametrize("method", [SoftPruner, VariationalPruner])
-def test_gradients_are_those_without_checkpoints(
-    method: type[Pruner], around: str, reentrant: bool, order: Callable[..., None]
-) -> None:
+def test_gradients_are_those_without_checkpoints(method: type[Pruner], around: str, order: Callable[..., None]) -> None:
     gradients = []
     for checkpointed in (False, True):
         torch.manual_seed(0)
-        model = Network(reentrant).double()
+        model = Network().double()
         for block in model.blocks[:2]:
             nn.init.uniform_(block[1].weight, 0.2, 1.0)
             nn.init.uniform_(block[1].bias, -0.3, 0.3)
@@ -82,7 +80,7 @@ def test_gradients_are_those_without_checkpoints(
         model.checkpointed = checkpointed and around == "blocks"
 
         def call(x: Tensor, part=parts[around], again=checkpointed and around != "blocks") -> Tensor:
-            return checkpoint(part, x, use_reentrant=reentrant) if again else part(x)
+            return checkpoint(part, x, use_reentrant=False) if again else part(x)
 
         for _ in range(2):
             optimizer.zero_grad()
@@ -93,12 +91,11 @@ def test_gradients_are_those_without_checkpoints(
         torch.testing.assert_close(recomputed, plain)
 
 
-@pytest.mark.parametrize("reentrant", [True, False])
-def test_statistics_move_as_without_masks(reentrant: bool) -> None:
+def test_statistics_move_as_without_masks() -> None:
     """BatchNorm's running statistics move in the recomputation as well, masked or not."""
     moved = []
     for masked in (False, True):
-        model = Network(reentrant).double()
+        model = Network().double()
         if masked:
             SoftPruner(model, IMAGES[0])
         model.train()
@@ -106,3 +103,12 @@ def test_statistics_move_as_without_masks(reentrant: bool) -> None:
         model(IMAGES[0].clone().requires_grad_()).square().sum().backward()
         moved.append([int(block[1].num_batches_tracked) for block in model.blocks[:2]])
     assert moved[0] == moved[1]
+
+
+@pytest.mark.parametrize("method", [SoftPruner, VariationalPruner])
+def test_a_reentrant_checkpoint_is_refused(method: type[Pruner]) -> None:
+    model = Network().double().train()
+    method(model, IMAGES[0])
+    output = checkpoint(model, IMAGES[0].clone().requires_grad_(), use_reentrant=True)
+    with pytest.raises(ModelError, match="use_reentrant=False"):
+        output.square().sum().backward()

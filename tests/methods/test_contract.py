@@ -270,7 +270,6 @@ def test_a_step_compiles_whole(method: str) -> None:
     clock = copy.deepcopy(pruner.clock.state_dict())
     eager = objective().detach()
     pruner.clock.load_state_dict(clock)
-    pruner.site_masks.finish()
     torch._dynamo.reset()  # another method's compilation of this function must not count as recompiling
     compiled = torch.compile(objective, backend="eager", fullgraph=True)()
     torch.testing.assert_close(compiled.detach(), eager)

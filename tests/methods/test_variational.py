@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from method_networks import Chain, batch, sgd, train
 from torch import nn
 
-from softprune.masks import Clock, channel_words
 from softprune.methods import VariationalPruner
 from softprune.methods.variational import normal_noise
+from softprune.rng import Clock, channel_words
 
 
 def test_the_noise_is_standard_normal_and_repeats() -> None:

@@ -7,7 +7,6 @@ in one row, and `batchnorm.py` is the BatchNorm that the masks act on.
 from softprune.mask_config import MaskConfig as MaskConfig
 from softprune.masks.batchnorm import Folded as Folded
 from softprune.masks.batchnorm import MaskedBatchNorm as MaskedBatchNorm
-from softprune.masks.batchnorm import fold as fold
 from softprune.masks.batchnorm import is_masked as is_masked
 from softprune.masks.functional import alive_probability as alive_probability
 from softprune.masks.functional import dead_edges as dead_edges
@@ -15,7 +14,6 @@ from softprune.masks.functional import dead_probability as dead_probability
 from softprune.masks.functional import drop_probability as drop_probability
 from softprune.masks.functional import hard_mask as hard_mask
 from softprune.masks.functional import relaxed_sample as relaxed_sample
-from softprune.masks.functional import sparsity_loss as sparsity_loss
 from softprune.masks.functional import sparsity_terms as sparsity_terms
 from softprune.masks.layout import keep_common as keep_common
 from softprune.masks.masks import Chain as Chain
@@ -28,7 +26,3 @@ from softprune.masks.masks import draw_chain as draw_chain
 from softprune.masks.masks import hook_root_ as hook_root_
 from softprune.masks.masks import mask_sites_ as mask_sites_
 from softprune.masks.masks import unmask_model_ as unmask_model_
-from softprune.rng import Clock as Clock
-from softprune.rng import channel_words as channel_words
-from softprune.rng import logistic_noise as logistic_noise
-from softprune.rng import uniform_noise as uniform_noise

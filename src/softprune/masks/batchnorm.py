@@ -6,7 +6,7 @@ keys, and an optimizer made earlier still works.
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ClassVar, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +15,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from softprune.errors import ModelError
 from softprune.graph.modules import is_timm_batch_norm
-from softprune.mask_config import GateStatistics
 
 _sync_forward = cast(Callable[[_BatchNorm, Tensor], Tensor], nn.SyncBatchNorm.forward)
 
@@ -32,25 +31,10 @@ class Folded(NamedTuple):
     on: Tensor | None = None
     """``n > 1/2``: channels whose running statistics move."""
 
-    @property
-    def sampled(self) -> bool:
-        return self.n is not None
-
 
 def fold(n: Tensor, gamma: Tensor, beta: Tensor) -> Folded:
     """``(gamma z + beta) n``, equation 9 (eq:modified_bn), as an affine of z: no operation on activations is added."""
     return Folded((n * gamma).to(gamma.dtype), (n * beta).to(beta.dtype), n, n.detach() > 0.5)
-
-
-class Decision(Protocol):
-    """What decides about the channels of masked BatchNorms: :class:`softprune.masks.Masks`."""
-
-    gate_statistics: GateStatistics
-    shared: ClassVar[tuple[str, ...]]
-
-    def fold(self, bn: "MaskedBatchNorm") -> Folded: ...
-
-    def to(self, device: torch.device) -> None: ...
 
 
 class MaskedBatchNorm(_BatchNorm):
@@ -60,18 +44,16 @@ class MaskedBatchNorm(_BatchNorm):
     mask. Off channels come out exactly zero in evaluation.
     """
 
-    masks: Decision
-    """The masks of all sites of the model."""
+    masks: Any
+    """The :class:`softprune.masks.Masks` of all sites of the model, which say what is its affine in each forward."""
     number: int
     """Its position among their BatchNorms."""
-    folded: Folded | None
-    """Its affine in the forward in progress, where it was computed for the whole model."""
     plain_class: type[_BatchNorm]
     """The class that :func:`unmask_` gives back."""
 
     def forward(self, input: Tensor) -> Tensor:
         self._check_input_dim(input)
-        folded = self.masks.fold(self)
+        folded: Folded = self.masks.fold(self)
         if self.training:
             return self._train(input, folded)
         no_statistics = self.running_mean is None and self.running_var is None
@@ -80,36 +62,23 @@ class MaskedBatchNorm(_BatchNorm):
         )
 
     def _train(self, x: Tensor, folded: Folded) -> Tensor:
-        return self._normalise(x, folded.weight, folded.bias, folded.on)
-
-    def _normalise(self, x: Tensor, weight: Tensor, bias: Tensor, on: Tensor | None) -> Tensor:
         """Batch normalisation in training; running statistics move in the channels that are on."""
         mean, var, count = self.running_mean, self.running_var, self.num_batches_tracked
         if not self.track_running_stats or mean is None or var is None or count is None:
-            return F.batch_norm(x, None, None, weight, bias, True, 0.0, self.eps)
+            return F.batch_norm(x, None, None, folded.weight, folded.bias, True, 0.0, self.eps)
         count.add_(1)
-        mean_on, var_on = self._statistics_gates(on)
-        cumulative = self.momentum is None
+        momentum = 1.0 / float(count) if self.momentum is None else self.momentum
+        gates = self._statistics_gates(folded.on)
         # autograd remembers the statistics it was given and would notice a later write: what is written
         # afterwards goes through a copy.
-        new_mean = mean.clone() if cumulative or mean_on is not None else mean
-        new_var = var.clone() if cumulative or var_on is not None else var
-        # A cumulative average needs 1 / count, which lives on the device: momentum 1 gives the batch's own
-        # statistics, averaged below, without waiting for the number.
-        momentum = 1.0 if self.momentum is None else self.momentum
-        y = F.batch_norm(x, new_mean, new_var, weight, bias, True, momentum, self.eps)
-        with torch.no_grad():
-            if cumulative:
-                # At least float32: a count beyond 65504 is infinite in half precision.
-                wide = torch.promote_types(mean.dtype, torch.float32)
-                share = count.to(wide).reciprocal().to(mean.dtype)
-                new_mean, new_var = torch.lerp(mean, new_mean, share), torch.lerp(var, new_var, share)
-            _store(mean, new_mean, mean_on)
-            _store(var, new_var, var_on)
+        new_mean, new_var = (each if on is None else each.clone() for each, on in zip((mean, var), gates, strict=True))
+        y = F.batch_norm(x, new_mean, new_var, folded.weight, folded.bias, True, momentum, self.eps)
+        _gate(mean, gates[0], new_mean, mean)
+        _gate(var, gates[1], new_var, var)
         return y
 
     def _statistics_gates(self, on: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-        """The channels in which running mean and running variance move; None for all of them.
+        """Return the channels in which running mean and running variance move; None for all of them.
 
         A cumulative average (momentum None) counts every batch, so that every channel must move.
         """
@@ -122,9 +91,8 @@ class MaskedBatchNorm(_BatchNorm):
         return self
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        # The masked classes are made at run time, and a sample in progress belongs to this module's graph
-        # alone: pickle and deepcopy go through the plain class, without the sample.
-        return _empty_masked, (self.plain_class,), {**self.__dict__, "folded": None}
+        # The masked classes are made at run time: pickle and deepcopy go through the plain class.
+        return _empty_masked, (self.plain_class,), self.__dict__
 
 
 class _MaskedSync(MaskedBatchNorm):
@@ -133,32 +101,23 @@ class _MaskedSync(MaskedBatchNorm):
     process_group: Any
 
     def _train(self, x: Tensor, folded: Folded) -> Tensor:
-        if not self._synchronises():
+        distributed = torch.distributed
+        alone = not (distributed.is_available() and distributed.is_initialized())
+        if alone or distributed.get_world_size(self.process_group or distributed.group.WORLD) == 1:
             return super()._train(x, folded)
         if folded.n is None and folded.weight is not self.weight:
             raise ModelError(
                 "Methods with a scale of their own cannot train SyncBatchNorms across processes. "
                 "Keep plain BatchNorms (train.sync_batchnorm = false)."
             )
-        mean, var = self.running_mean, self.running_var
-        mean_before = None if mean is None else mean.clone()
-        var_before = None if var is None else var.clone()
+        statistics = [each for each in (self.running_mean, self.running_var) if each is not None]
+        before = [each.clone() for each in statistics]
         y = _sync_forward(self, x)
         if folded.n is None:
             return y
-        mean_on, var_on = self._statistics_gates(folded.on)
-        with torch.no_grad():
-            if mean is not None and mean_before is not None and mean_on is not None:
-                _store(mean, mean_before, ~mean_on)
-            if var is not None and var_before is not None and var_on is not None:
-                _store(var, var_before, ~var_on)
+        for running, on, old in zip(statistics, self._statistics_gates(folded.on), before, strict=False):
+            _gate(running, on, running, old)
         return y * folded.n.to(y.dtype).view(1, -1, *(1,) * (y.dim() - 2))
-
-    def _synchronises(self) -> bool:
-        distributed = torch.distributed
-        if not (distributed.is_available() and distributed.is_initialized()):
-            return False
-        return distributed.get_world_size(self.process_group or distributed.group.WORLD) > 1
 
 
 class _MaskedAct(MaskedBatchNorm):
@@ -182,11 +141,11 @@ def _as_it_is(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def mask_(bn: _BatchNorm, masks: Decision, number: int) -> MaskedBatchNorm:
+def mask_(bn: _BatchNorm, masks: Any, number: int) -> MaskedBatchNorm:
     """Turn a BatchNorm into a masked one, in place, and return it."""
     bn.__class__ = _masked_class(type(bn))
     masked = cast(MaskedBatchNorm, bn)
-    masked.masks, masked.number, masked.folded = masks, number, None
+    masked.masks, masked.number = masks, number
     return masked
 
 
@@ -194,7 +153,7 @@ def unmask_(bn: _BatchNorm) -> _BatchNorm:
     """Turn a masked BatchNorm back into a plain one, in place; a plain one is left as it is."""
     if isinstance(bn, MaskedBatchNorm):
         plain = bn.plain_class
-        del bn.masks, bn.number, bn.folded
+        del bn.masks, bn.number
         cast(Any, bn).__class__ = plain
     return bn
 
@@ -223,8 +182,8 @@ def _empty_masked(plain: type[_BatchNorm]) -> MaskedBatchNorm:
     return cls.__new__(cls)
 
 
-def _store(running: Tensor, new: Tensor, on: Tensor | None) -> None:
+@torch.no_grad()
+def _gate(running: Tensor, on: Tensor | None, new: Tensor, old: Tensor) -> None:
+    """Write what a running statistic becomes where its channels move only if they are on."""
     if on is not None:
-        torch.where(on, new, running, out=running)
-    elif new is not running:
-        running.copy_(new)
+        torch.where(on, new, old, out=running)

@@ -90,20 +90,15 @@ def hard_mask(dead: Tensor, config: MaskConfig) -> Tensor:
 
 
 def sparsity_terms(beta: Tensor, gamma: Tensor, config: MaskConfig, activation: str = "relu") -> Tensor:
-    """The sparsity loss of each channel, for losses that pick their channels."""
-    beta, spread = raised(beta), config.s * raised(gamma).abs()
-    if left_tail_dies(activation, config):
-        return beta + spread
-    return (beta + spread).abs() + (beta - spread).abs()
-
-
-def sparsity_loss(beta: Tensor, gamma: Tensor, config: MaskConfig, activation: str = "relu") -> Tensor:
-    """L_sparse, equation 15 (eq:sparsity_loss): sum of ``beta + s|gamma|``, the upper end of the confidence interval.
+    """The terms of L_sparse, equation 15 (eq:sparsity_loss): ``beta + s|gamma|``, the upper end of the interval.
 
     Two-sided where both tails live, equation 17 (eq:sparsity_loss_revised):
     ``|beta + s|gamma|| + |beta - s|gamma||``. The derivative of ``|gamma|`` at 0 is 0.
     """
-    return sparsity_terms(beta, gamma, config, activation).sum()
+    beta, spread = raised(beta), config.s * raised(gamma).abs()
+    if left_tail_dies(activation, config):
+        return beta + spread
+    return (beta + spread).abs() + (beta - spread).abs()
 
 
 def raised(parameter: Tensor) -> Tensor:

@@ -7,7 +7,6 @@ than the BatchNorms themselves; over the channels of all sites in one row they a
 from __future__ import annotations
 
 import copy
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, Self
@@ -50,6 +49,8 @@ class Masks(HookOwner):
     shared: ClassVar[tuple[str, ...]] = ()
     """Tensors that hold the decision. A deep copy of the model (an EMA, say) shares them: they follow the model to
     another device, and stay there where a copy is moved."""
+    transient: ClassVar[tuple[str, ...]] = ()
+    """What a forward in progress has drawn, which belongs to its graph alone."""
     gate_statistics: GateStatistics = "none"
     """Which running statistics are not updated in channels whose sample is at most 1/2."""
 
@@ -110,9 +111,6 @@ class Masks(HookOwner):
     def prepare(self, training: bool) -> None:
         """Compute what the forward pass that follows needs of all sites."""
 
-    def finish(self) -> None:
-        """End a forward pass."""
-
     def begin_forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Begin a forward pass of the model: the hook before it."""
         if in_backward():
@@ -124,22 +122,15 @@ class Masks(HookOwner):
                     "a masked network trains by autograd. Got a training forward in a transform of torch.func; use "
                     "loss.backward() or torch.autograd.grad, or call the network in eval mode."
                 )
-            self.count_forward()
+            self.clock.begin_forward()
             self.note_inputs(args, kwargs)
         self.prepare(module.training)
-
-    def count_forward(self) -> None:
-        self.clock.begin_forward()
 
     def note_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Remember the inputs of a training forward, where a budget needs them."""
 
     def end_forward(self, module: nn.Module, args: Any, output: Any) -> None:
         """End a forward pass of the model: the hook after it."""
-        if not in_backward():
-            if module.training:
-                self.clock.end_forward()
-            self.finish()
 
     def to(self, device: torch.device) -> None:
         """Follow the model to another device."""
@@ -166,10 +157,13 @@ class Masks(HookOwner):
         made = copy.copy(self)
         memo[id(self)] = made
         for name, value in vars(self).items():
-            if name not in (*self.shared, "inputs"):
+            if name not in (*self.shared, *self.transient):
                 setattr(made, name, copy.deepcopy(value, memo))
         made._is_copy = True
         return made
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in self.transient}
 
 
 class StoredMasks(Masks):
@@ -226,6 +220,12 @@ class SoftMasks(Masks):
     """
 
     shared = ("drop",)
+    transient = ("inputs", "_folds", "_rows")
+    inputs: Sequence[Call] = ()
+    """Of the last training forwards, for a budget."""
+    _folds: list[Folded] | None = None
+    """The affine of every masked BatchNorm in the forward in progress, or in the one that goes backward."""
+    _rows: tuple[Tensor, Tensor] | None = None
     drop: Tensor | None
     """The log-odds that a budget drops each channel: -inf for those that stay, inf for those that are off. None without
     a budget, when each channel's own shift and scale decide."""
@@ -252,12 +252,9 @@ class SoftMasks(Masks):
         self._fills = round_to > 1 or any(floors.values())
         self._common = [(tuple(group), floors.get(group[0], 0)) for group in coupled if floors.get(group[0], 0)]
         self.drop = None
-        self.inputs: deque[Call] = deque()
-        """Of the last training forwards, for a budget."""
         self._samples = 0
         self._trial: Tensor | None = None
-        self._rows: tuple[Tensor, Tensor] | None = None
-        self._in_graph = self._drawn_ahead = False
+        self._drawn_ahead = False
 
     def record(self, samples: int) -> None:
         """Keep the inputs of the last training forwards that together hold `samples` samples; 0 keeps none.
@@ -266,15 +263,15 @@ class SoftMasks(Masks):
         """
         if self.drop is None:
             self.drop = torch.full((self.layout.channels,), -torch.inf, device=self.device)
-        self._samples, self.inputs = samples, self.inputs if samples else deque()
+        self._samples, self.inputs = samples, self.inputs if samples else ()
 
     def note_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Remember the inputs of a training forward, if they are recorded. Loops that compile the forward call this."""
         if not self._samples or self._is_copy or torch.compiler.is_compiling():
             return
-        self.inputs.append((args, kwargs))
-        while len(self.inputs) > 1 and sum(_samples(call) for call in [*self.inputs][1:]) >= self._samples:
-            self.inputs.popleft()
+        self.inputs = [*self.inputs, (args, kwargs)]
+        while len(self.inputs) > 1 and sum(map(_samples, self.inputs[1:])) >= self._samples:
+            self.inputs = self.inputs[1:]
 
     def inputs_to_save(self) -> list[Call]:
         """Return the inputs of past steps that the next step does not replace."""
@@ -283,7 +280,7 @@ class SoftMasks(Masks):
 
     def restore_inputs(self, inputs: list[Call]) -> None:
         move = {"device": self.device}
-        self.inputs = deque(tree_map_only(Tensor, lambda tensor: tensor.to(**move), call) for call in inputs)
+        self.inputs = [tree_map_only(Tensor, lambda tensor: tensor.to(**move), call) for call in inputs]
 
     @contextmanager
     def trial(self) -> Iterator[Tensor]:
@@ -387,7 +384,9 @@ class SoftMasks(Masks):
 
     def loss(self) -> Tensor:
         """Return L_sparse of all sites, equation 15 (eq:sparsity_loss)."""
-        return self.terms(*(self.parameters() if self._rows is None else self._rows)).sum()
+        return self.terms(*(self._rows or self.parameters())).sum()
+
+    # --- forward passes ----------------------------------------------------------------------------------------
 
     def draw_ahead(self, chain: Chain) -> None:
         """Draw the masks of the next training forward now, and let :meth:`loss` read the same row of parameters.
@@ -395,13 +394,10 @@ class SoftMasks(Masks):
         For a forward that is compiled: its samples are then inputs. Were they drawn inside, the compiler would
         write a kernel of its own for every site, because each finds its channels at another place in the row.
         """
-        self.count_forward()
-        self._in_graph = False
+        self.clock.begin_forward()
         self._rows = self.parameters()
         self._hand_out(chain(self, *self._rows))
         self._drawn_ahead = True
-
-    # --- forward passes ----------------------------------------------------------------------------------------
 
     def begin_forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if module.training and self._drawn_ahead and not in_backward():
@@ -411,11 +407,11 @@ class SoftMasks(Masks):
         super().begin_forward(module, args, kwargs)
 
     def prepare(self, training: bool) -> None:
-        self._in_graph = False
         with uncounted():
-            self._hand_out(self._folded(training))
+            self._hand_out(self._draw(training))
 
-    def _folded(self, training: bool) -> Folded:
+    def _draw(self, training: bool) -> Folded:
+        """Return the affines of all BatchNorms: with samples in training, with the hard masks otherwise."""
         if training:
             return self.sample(*self.parameters())
         keep = self.hard()
@@ -425,13 +421,18 @@ class SoftMasks(Masks):
         return Folded(torch.where(keep, gamma, 0.0), torch.where(keep, beta, 0.0))
 
     def _hand_out(self, drawn: Folded) -> None:
-        for module, folded in zip(self.modules, self._split(drawn), strict=False):
-            module.folded = folded
-        if drawn.sampled and drawn.weight.requires_grad and not torch.compiler.is_compiling():
+        self._folds = self._split(drawn)
+        if drawn.n is not None and drawn.weight.requires_grad and not torch.compiler.is_compiling():
             # Activation checkpointing runs the forward again inside backward and must meet the same samples;
             # this gradient is complete once every site is through.
-            drawn.weight.register_hook(lambda gradient: self._clear())
-            self._in_graph = True
+            drawn.weight.register_hook(lambda gradient: self._forget())
+
+    def _forget(self) -> None:
+        self._folds = self._rows = None
+
+    def end_forward(self, module: nn.Module, args: Any, output: Any) -> None:
+        if torch.compiler.is_compiling() or not (module.training and torch.is_grad_enabled()):
+            self._folds = None  # no backward comes, or it needs none
 
     def _split(self, drawn: Folded) -> list[Folded]:
         count = len(self.layout.widths)
@@ -439,37 +440,12 @@ class SoftMasks(Masks):
         found = zip(self.modules, *columns, strict=False)
         return [Folded(weight.to(bn.weight), bias.to(bn.weight), *drawn) for bn, weight, bias, *drawn in found]
 
-    def finish(self) -> None:
-        # Samples are forgotten now, or when backward has passed through them.
-        if not self._in_graph:
-            self._clear()
-
-    def _clear(self) -> None:
-        self._rows = None
-        for module in self.modules[: len(self.columns)]:
-            module.folded = None
-
     def fold(self, bn: MaskedBatchNorm) -> Folded:
-        folded: Folded | None = bn.folded
-        if folded is not None and folded.sampled == bn.training and not (bn.training and self._recomputes_another()):
+        folded = None if self._folds is None else self._folds[bn.number]
+        if folded is not None and (folded.n is not None) == bn.training and self.clock.now() is self.clock.reading:
             return folded
-        with uncounted():
-            return self._split(self._folded(bn.training))[bn.number]
-
-    def _recomputes_another(self) -> bool:
-        """Whether an activation checkpoint recomputes a forward with another sample, or another graph.
-
-        A reentrant one runs a backward pass of its own, which frees the graph that it goes through: not that of the
-        samples, which all sites share. One that is not reentrant recomputes values alone.
-        """
-        if not in_backward():
-            return False
-        reentrant = torch.is_grad_enabled() and torch._C._autograd._top_saved_tensors_default_hooks(False) is None
-        return reentrant or self.clock.now() is not self.clock.reading
-
-    def __getstate__(self) -> dict[str, Any]:
-        # What a forward in progress has drawn belongs to its graph alone.
-        return {**self.__dict__, "_rows": None, "inputs": deque()}
+        with uncounted():  # called alone, or by an activation checkpoint that recomputes an earlier forward
+            return self._split(self._draw(bn.training))[bn.number]
 
 
 def _samples(call: Call) -> int:
@@ -494,12 +470,6 @@ def hook_root_(model: nn.Module, masks: Masks) -> None:
 
 def mask_sites_(model: nn.Module, masks: Mapping[str, Tensor]) -> None:
     """Mask BatchNorms of a plain model with fixed masks, by name, in place."""
-    for name, mask in masks.items():
-        if mask.dtype != torch.bool or mask.dim() != 1:
-            raise ModelError(
-                "A mask must be a one-dimensional tensor of booleans, True where the channel is kept. "
-                f"Got {mask.dtype} of shape {tuple(mask.shape)} for '{name}'."
-            )
     if masks:
         stored = StoredMasks(model, [Site(name, len(mask), "relu") for name, mask in masks.items()])
         stored.keep.copy_(stored.row(masks))

@@ -20,7 +20,7 @@ from softprune.devices import default_multiple, fitting_multiple
 from softprune.errors import ConfigError, ModelError, first_few, is_bool
 from softprune.graph import ChannelGraph, ExampleLike, Site
 from softprune.log import get_logger
-from softprune.masks import Chain, Clock, HookOwner, Masks, SoftMasks, draw_chain, hook_root_, is_masked, unmask_model_
+from softprune.masks import Chain, HookOwner, Masks, SoftMasks, draw_chain, hook_root_, is_masked, unmask_model_
 from softprune.methods.options import (
     PrunerOptions,
     check_keywords,
@@ -31,6 +31,7 @@ from softprune.methods.options import (
     check_values,
     nothing_to_prune,
 )
+from softprune.rng import Clock
 from softprune.target import Target
 
 logger = get_logger(__name__)

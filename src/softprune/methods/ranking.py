@@ -11,9 +11,10 @@ from softprune.budget import FirstOrder, Limit, TableLike
 from softprune.errors import ConfigError, check_choice, few_of, is_number
 from softprune.graph import ChannelGraph, ExampleLike
 from softprune.graph.modules import by_filter
-from softprune.masks import StoredMasks, channel_words, keep_common
+from softprune.masks import StoredMasks, keep_common
 from softprune.methods.options import PrunerOptions, TargetOptions, check_has_target, is_positive
 from softprune.methods.pruner import GraphReader, Pruner
+from softprune.rng import channel_words
 from softprune.target import TargetLike
 
 Ratio = float | Mapping[str, float]

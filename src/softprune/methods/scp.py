@@ -116,7 +116,7 @@ class SoftPruner(Pruner):
         )
 
     def _extra_loss(self) -> Tensor | None:
-        """Return lambda L_sparse, equation 16 of the paper; `masks.functional.sparsity_loss` has the formula."""
+        """Return lambda L_sparse, equation 16 of the paper; `masks.functional.sparsity_terms` has the formula."""
         if self.budget is not None:
             return None
         return self.strength * self.site_masks.loss()

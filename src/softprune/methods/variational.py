@@ -12,10 +12,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from softprune.errors import ConfigError
 from softprune.graph import ExampleLike
-from softprune.masks import Clock, uniform_noise
 from softprune.methods.learned import LearnedMasks, LearnedPruner
 from softprune.methods.options import PrunerOptions, is_positive
 from softprune.methods.ranking import filled
+from softprune.rng import Clock, uniform_noise
 
 
 def normal_noise(clock: Clock, words: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from softprune.lab.train.method import make_pruner
 from softprune.lab.train.run import resume
 from softprune.lab.train.step import learning_rate, make_optimizer
 from softprune.lab.world import World
-from softprune.masks import Clock
+from softprune.rng import Clock
 
 
 def free_port() -> int:

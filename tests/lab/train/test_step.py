@@ -13,10 +13,11 @@ from softprune.lab.config.settings import OptimizerConfig, RunConfig, TrainConfi
 from softprune.lab.data import ArrayDataset, Augmentation, DataBundle, EpochSampler
 from softprune.lab.train import step as step_module
 from softprune.lab.train.step import Teacher, TrainStep, learning_rate, make_optimizer, match_gradients, placed
-from softprune.masks import Clock, draw_chain
+from softprune.masks import draw_chain
 from softprune.methods import SoftPruner
 from softprune.methods.distillation import distillation_loss
 from softprune.methods.pruner import undecayed_biases
+from softprune.rng import Clock
 
 CPU = torch.device("cpu")
 BATCH, SIZE = 8, 28

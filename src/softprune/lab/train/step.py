@@ -22,9 +22,10 @@ from softprune.errors import ConfigError, NonFiniteLoss
 from softprune.lab.config.settings import OptimizerConfig, RunConfig, TrainConfig
 from softprune.lab.data import ArrayBatches, LoaderBatches
 from softprune.log import get_logger
-from softprune.masks import Chain, Clock, draw_chain
+from softprune.masks import Chain, draw_chain
 from softprune.methods import Pruner
 from softprune.methods.distillation import distillation_loss
+from softprune.rng import Clock
 
 logger = get_logger(__name__)
 
