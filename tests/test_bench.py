@@ -41,7 +41,7 @@ def test_eager_and_onnx_runtime_rows() -> None:
         assert len(row.dense.blocks) == 3
         assert row.mac_ratio == report.dense_macs / report.compact_macs
         assert row.realised == pytest.approx(row.speed_up / row.mac_ratio)
-        low, high = row.speed_up_spread
+        low, high = row.ratio.spread
         assert low <= row.speed_up <= high
     text = str(report)
     assert "realised" in text
@@ -59,7 +59,7 @@ def test_compiled_networks_are_measured(monkeypatch: pytest.MonkeyPatch) -> None
     report = compare_latency(model, model, torch.randn(1, 4), backends=("compile",), batches=(2,), repeats=2)
     (row,) = report.rows
     assert row.speed_up is not None
-    assert (row.mac_ratio, row.activation_ratio, row.compile_mode) == (1, 1, "default")
+    assert (row.mac_ratio, row.activation_ratio) == (1, 1)
 
 
 def test_a_cuda_graph_keeps_the_input_that_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,9 +77,8 @@ def test_a_cuda_graph_keeps_the_input_that_it_reads(monkeypatch: pytest.MonkeyPa
     ("runtime", "options"),
     [
         ({"device": "cuda"}, {"options": {"triton.cudagraphs": True, "layout_optimization": False}}),
-        ({"device": "cuda", "dtype": "bfloat16"}, {"mode": "reduce-overhead"}),
-        ({"device": "cuda", "channels_last": True, "compile_mode": "max-autotune"}, {"mode": "max-autotune"}),
-        ({}, {"mode": "default"}),
+        ({"device": "cuda", "dtype": "bfloat16"}, {"options": {"triton.cudagraphs": True}}),
+        ({}, {}),
     ],
 )
 def test_the_compiler_gets_the_mode_and_keeps_the_memory_order(runtime, options, monkeypatch) -> None:
@@ -105,8 +104,6 @@ def test_both_networks_are_folded_if_asked(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(Runtime, "call", lambda self, model, given: timed.append(model) or call(self, model, given))
     (plain,) = compare_latency(dense, compact, example, repeats=1).rows
     (row,) = compare_latency(dense, compact, example, repeats=1, fold_bn=True).rows
-    assert not plain.fold_bn
-    assert row.to_dict()["fold_bn"]
     assert row.mac_ratio == plain.mac_ratio
     before, folded = timed[:2], timed[2:]
     assert before == [dense, compact]
@@ -134,13 +131,11 @@ def test_what_a_backend_cannot_do_is_a_note() -> None:
     [
         ({"backends": ("tensorrt",)}, "A backend must be one of"),
         ({"dtype": "int8"}, "`dtype` must be one of"),
-        ({"backends": "compile", "compile_mode": "fast"}, "`compile_mode` must be one of"),
         ({"repeats": 0}, "an integer of at least 1. Got 0"),
         ({"repeats": 1.5}, "an integer of at least 1. Got 1.5"),
         ({"threads": -1}, "`threads`"),
         ({"device": "abacus"}, "`device` must be available in PyTorch.*abacus"),
-        ({"batches": []}, "`batches` must be integers"),
-        ({"batches": [1.5]}, "`batches` must be integers"),
+        ({"batches": [1.5]}, "A batch must be"),
         ({"batches": 0}, "A batch must be"),
     ],
 )
@@ -196,7 +191,6 @@ GPU = replace(ROW, device="cuda", backend="graph")
         (EVEN, [ROW], replace(HALF, activations=85), ["Memory traffic: 50% of the MACs are left, but 85%"]),
         (EVEN, [GPU, replace(GPU, batch=64, **FASTER)], HALF, ["Batch: it is faster at 64 images"]),
         (EVEN, [replace(GPU, backend="eager")], HALF, ["Launches"]),
-        (EVEN, [replace(GPU, backend="compile", compile_mode="default")], HALF, ["Launches"]),
     ],
 )
 def test_each_cause_is_named(model: nn.Module, rows: list[BenchRow], compact: Cost, causes: list[str]) -> None:

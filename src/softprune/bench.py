@@ -26,7 +26,6 @@ logger = get_logger(__name__)
 BACKENDS = ("eager", "graph", "compile", "onnxruntime")
 """PyTorch's eager mode; the same as a CUDA graph; torch.compile; and ONNX Runtime on the CPU."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
-COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 BLOCK_SECONDS = 0.02
 """Approximate length of a timed block. Shorter blocks measure the clock."""
 MOST_CALLS = 1000
@@ -45,8 +44,6 @@ class Runtime:
     batch: int = 1
     threads: int = 0
     channels_last: bool | None = None
-    compile_mode: str = ""
-    fold_bn: bool = False
 
     def __post_init__(self) -> None:
         check_choice("A backend", self.backend, BACKENDS)
@@ -56,17 +53,8 @@ class Runtime:
                 "A batch must be an integer of at least 1, and `threads` one of at least 0 (0: the present number). "
                 f"Got {self.batch!r} and {self.threads!r}."
             )
-        compiles = self.backend == "compile"
-        given = {
-            # Tensor cores want the channels last.
-            "channels_last": self.on_gpu and DTYPES[self.dtype].itemsize == 2,
-            "compile_mode": ("reduce-overhead" if self.on_gpu else "default") if compiles else "",
-        }
-        for name, value in given.items():
-            if getattr(self, name) in (None, "") or (name == "compile_mode" and not compiles):
-                object.__setattr__(self, name, value)
-        if compiles:
-            check_choice("`compile_mode`", self.compile_mode, COMPILE_MODES)
+        if self.channels_last is None:  # tensor cores want them last
+            object.__setattr__(self, "channels_last", self.on_gpu and DTYPES[self.dtype].itemsize == 2)
 
     @property
     def on_gpu(self) -> bool:
@@ -116,11 +104,13 @@ class Runtime:
         return replay
 
     def _compiled(self, network: nn.Module) -> Any:
-        if self.on_gpu and not self.channels_last:
+        if not self.on_gpu:
+            return torch.compile(network, dynamic=False)
+        options = torch._inductor.list_mode_options("reduce-overhead")  # CUDA graphs
+        if not self.channels_last:
             # Otherwise the compiler converts convolutions to channels_last, which is slower for large float32 batches.
-            options = torch._inductor.list_mode_options(self.compile_mode) | {"layout_optimization": False}
-            return torch.compile(network, dynamic=False, options=options)
-        return torch.compile(network, dynamic=False, mode=self.compile_mode)
+            options |= {"layout_optimization": False}
+        return torch.compile(network, dynamic=False, options=options)
 
     @contextmanager
     def threads_set(self) -> Iterator[int]:
@@ -231,27 +221,23 @@ class BenchRow(Runtime):
         return None if self.ratio is None else self.ratio.median
 
     @property
-    def speed_up_spread(self) -> tuple[float, float] | None:
-        return None if self.ratio is None else self.ratio.spread
-
-    @property
     def realised(self) -> float | None:
         """Speed-up over MAC ratio: 1 where the whole MAC reduction becomes speed-up."""
         return self.speed_up and self.speed_up / self.mac_ratio
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for a JSON record."""
-        values = asdict(self)
-        for side in ("dense", "compact"):
-            timing: Timing | None = getattr(self, side)
-            values[side] = timing and {
-                "median_ms": timing.median,
-                "low_ms": timing.spread[0],
-                "high_ms": timing.spread[1],
-                "blocks": len(timing.blocks),
-            }
-        spread = self.speed_up_spread
-        return values | {"speed_up": self.speed_up, "speed_up_spread": spread and [*spread], "realised": self.realised}
+        values = asdict(self) | {"speed_up": self.speed_up, "realised": self.realised}
+        for side, timing in (("dense", self.dense), ("compact", self.compact)):
+            if timing is not None:
+                low, high = timing.spread
+                values[side] = {
+                    "median_ms": timing.median,
+                    "low_ms": low,
+                    "high_ms": high,
+                    "blocks": len(timing.blocks),
+                }
+        return values | {"speed_up_spread": self.ratio and [*self.ratio.spread]}
 
 
 @dataclass(frozen=True)
@@ -294,7 +280,6 @@ def compare_latency(
     dtype: str = "float32",
     threads: int = 0,
     channels_last: bool | None = None,
-    compile_mode: str = "",
     fold_bn: bool = False,
     repeats: int = 15,
 ) -> BenchReport:
@@ -304,22 +289,18 @@ def compare_latency(
         dense: The network before pruning. Its weights do not matter.
         compact: The network after pruning.
         example: An input of both: a tensor, a tuple of arguments, or (args, kwargs).
-        backends: "eager", "graph" (eager as a CUDA graph), "compile" or "onnxruntime".
+        backends: "eager", "graph" (eager as a CUDA graph), "compile" (on a GPU with CUDA graphs) or "onnxruntime".
         batches: Batch sizes. The example is repeated to fill them.
         device: The device to measure on.
         dtype: Precision of weights and inputs: "float32", "bfloat16", "float16" or "float64".
         threads: CPU threads. 0 keeps the present number.
         channels_last: Use the channels_last memory format, also in compiled networks. Default: in half precision on a
             GPU.
-        compile_mode: The mode of torch.compile. Default: "reduce-overhead", which uses CUDA graphs, on a GPU.
         fold_bn: Fold BatchNorms into the layers before them, in both networks.
         repeats: Timed blocks per network.
     """
     if not is_integer(repeats) or repeats < 1:
         raise ConfigError(f"`repeats` must be an integer of at least 1. Got {repeats!r}.")
-    sizes = [*batches] if isinstance(batches, Iterable) else [batches]
-    if not sizes or not all(isinstance(size, int) for size in sizes):
-        raise ConfigError(f"`batches` must be integers of at least 1. Got {batches!r}.")
     runtimes = [
         Runtime(
             backend=backend,
@@ -328,11 +309,9 @@ def compare_latency(
             batch=size,
             threads=threads,
             channels_last=channels_last,
-            compile_mode=compile_mode,
-            fold_bn=fold_bn,
         )
         for backend in ([backends] if isinstance(backends, str) else backends)
-        for size in sizes
+        for size in (batches if isinstance(batches, Iterable) else [batches])
     ]
     for name, model in (("dense", dense), ("compact", compact)):
         check_unmasked(model, "a benchmark", name=name)
@@ -418,9 +397,9 @@ def advice(rows: Iterable[BenchRow], compact: nn.Module, costs: tuple[Cost, Cost
             f"Batch: it is faster at {', '.join(map(str, sorted(larger)))} images; fewer do not fill the device.",
         ),
         (
-            any(row.on_gpu and (row.backend == "eager" or row.compile_mode == "default") for row in slow),
-            "Launches: on a GPU the host's launches limit small networks and batches: try "
-            "`--backend compile --compile-mode reduce-overhead`, which uses CUDA graphs.",
+            any(row.on_gpu and row.backend == "eager" for row in slow),
+            "Launches: on a GPU the host's launches limit small networks and batches: try `--backend compile`, which uses "
+            "CUDA graphs.",
         ),
     )
     return tuple(sentence for applies, sentence in rules if applies)

@@ -128,8 +128,10 @@ def test_a_stopped_training_resumes_before_and_after_the_cut(epoch: int) -> None
     last, best, dense = Path("runs/a/weights/last.pt"), Path("runs/a/weights/best.pt"), macs(YOLO("tinyn.yaml").model)
     assert best.exists() == (epoch == 2)
     assert (macs(YOLO(last).model) < dense) == (epoch == 2)
-    again = YOLO(last)
+    again, begun = YOLO(last), []
+    again.add_callback("on_train_start", lambda each: begun.append(each.pruner and int(each.pruner.clock.step)))
     again.train(trainer=trainer, resume=True)
+    assert begun == [None] if epoch == 2 else begun[0] > 0, "the clock of the masks continues"
     assert macs(again.model) <= 0.5 * dense
     assert len(Path("runs/a/results.csv").read_text().splitlines()) == 1 + EPOCHS
 

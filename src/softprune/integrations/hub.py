@@ -45,8 +45,7 @@ def save_pretrained(
     repo_id: str | None = None,
     origin: Origin | None = None,
     results: dict[str, tuple[float, float]] | None = None,
-    license: str | None = None,
-    base_model: str | None = None,
+    **card: Any,
 ) -> Path:
     """Write a compact network and its model card to a folder; return the folder.
 
@@ -56,8 +55,7 @@ def save_pretrained(
         repo_id: The name in the card's example; the folder's by default.
         origin: The dense network, the data and the shape of a sample; also kept in the file.
         results: Figures (dense, compact) for the card, such as ``{"top-1 (%)": (76.1, 75.4), "CPU (ms)": (8.8, 6.0)}``.
-        license: Of the weights, as the Hub names it.
-        base_model: The Hub's name of the dense network, where it has one.
+        card: More of the card's metadata, such as ``license="mit"`` and ``base_model="timm/resnet18.a1_in1k"``.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -68,13 +66,11 @@ def save_pretrained(
         "parameters": (history[0].dense_params, history[-1].params),
     }
     tags = ["softprune", "pruning", "channel-pruning"]
-    data = ModelCardData(library_name="softprune", tags=tags, license=license, base_model=base_model)
-    repo = repo_id or str(folder)
-    where = (
-        "" if origin is None else f"Dense network: `{origin.model}`, data: {origin.data}, input {origin.input_shape}."
-    )
-    card = _CARD.format(
-        metadata=data.to_yaml(),
+    repo, where = repo_id or str(folder), ""
+    if origin is not None:
+        where = f"Dense network: `{origin.model}`, data: {origin.data}, input {origin.input_shape}."
+    text = _CARD.format(
+        metadata=ModelCardData(library_name="softprune", tags=tags, **card).to_yaml(),
         name=repo.rpartition("/")[2],
         network=history[0].model.rpartition(".")[2],
         version=__version__,
@@ -82,7 +78,7 @@ def save_pretrained(
         origin=where,
         repo=repo,
     )
-    (folder / "README.md").write_text(card)
+    (folder / "README.md").write_text(text)
     return folder
 
 
@@ -95,10 +91,7 @@ def push_to_hub(
     token: str | None = None,
     **card: Any,
 ) -> str:
-    """Write a compact network to `folder`, upload that to the Hub, and return its address.
-
-    `card` are the further arguments of :func:`save_pretrained`.
-    """
+    """Write a compact network to `folder` as :func:`save_pretrained` does, upload it, and return its address."""
     save_pretrained(compact, folder, repo_id=repo_id, **card)
     api = HfApi(token=token, library_name="softprune", library_version=__version__)
     url = api.create_repo(repo_id, private=private, exist_ok=True)
@@ -111,11 +104,7 @@ def from_pretrained(
 ) -> Model:
     """Return the compact network of a folder, or of a repository on the Hub, rebuilt from its dense definition.
 
-    Args:
-        source: The folder, or the name of the repository.
-        model: The dense network, built as the one that was pruned; its weights do not matter.
-        revision: Of the repository: a branch, a tag or a commit.
-        token: For repositories that are not public.
+    `model` is the dense network, built as the one that was pruned; its weights do not matter.
     """
     local = Path(source) / WEIGHTS
     if local.is_file():

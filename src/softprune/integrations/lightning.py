@@ -31,23 +31,18 @@ class SoftPruning(Callback):
 
     Args:
         example: What the network is called with: a tensor, a tuple of arguments, or (args, kwargs).
-        network: Name of the LightningModule's attribute that is the network.
+        network: Name of the LightningModule's submodule that is the network.
         make: Makes the pruner from (network, example, **options); any class of `softprune.methods`.
         options: The pruner's own: `strength=`, `target=`, `round_to=` ... A target's `total_steps` is the Trainer's
             number of optimizer steps where it is not given.
     """
 
-    pruner: Pruner | None
-
     def __init__(
         self, example: ExampleLike, *, network: str = "model", make: Callable[..., Pruner] = SoftPruner, **options: Any
     ) -> None:
         super().__init__()
-        self.example = example
-        self.network = network
-        self.make = make
-        self.options = options
-        self.pruner = None
+        self.example, self.network, self.make, self.options = example, network, make, options
+        self.pruner: Pruner | None = None
         self._state: dict[str, Any] | None = None
         self._plain_step: Callable[..., Any] | None = None
 
@@ -70,16 +65,12 @@ class SoftPruning(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._restore(trainer, pl_module)
         assert self.pruner is not None
-        if len(trainer.optimizers) != 1 and pl_module.automatic_optimization:
-            raise ConfigError(
-                f"the callback is attached to one optimizer. Got {len(trainer.optimizers)}; use manual optimization, "
-                "and attach the pruner to the optimizer that steps the BatchNorms."
-            )
         if not self.pruner.attached:
             if len(trainer.optimizers) != 1:
                 raise ConfigError(
-                    f"the pruner is attached to one optimizer. Got {len(trainer.optimizers)} and none attached; call "
-                    "self.pruner.attach(...) in configure_optimizers, with the one that steps the BatchNorms."
+                    f"the pruner is attached to one optimizer. Got {len(trainer.optimizers)} and none attached; optimize "
+                    "manually, and in configure_optimizers call self.pruner.attach(...) with the one that steps the "
+                    "BatchNorms."
                 )
             self.pruner.attach(trainer.optimizers[0])
         if pl_module.automatic_optimization and self._plain_step is None:
@@ -122,8 +113,7 @@ class SoftPruning(Callback):
         """Return the compact network, verified equal; arguments as in the pruner's own `compact`."""
         if self.pruner is None:
             raise ConfigError(
-                "`compact` needs a trained network. Got none; call trainer.fit first, or trainer.validate with a "
-                "checkpoint."
+                "`compact` needs a trained network. Got none; call trainer.fit, or validate a checkpoint."
             )
         self.pruner.decide()
         return self.pruner.compact(model, **options)
@@ -131,14 +121,7 @@ class SoftPruning(Callback):
     # --- inside --------------------------------------------------------------------------------------------------
 
     def _make(self, module: LightningModule, options: dict[str, Any]) -> None:
-        network = getattr(module, self.network, None)
-        if not isinstance(network, nn.Module):
-            children = ", ".join(repr(child) for child, _ in module.named_children())
-            raise ConfigError(
-                f"`network` must name a module of the LightningModule, one of {children or 'none'}. Got "
-                f"{self.network!r}."
-            )
-        self.pruner = self.make(network, self.example, **options)
+        self.pruner = self.make(module.get_submodule(self.network), self.example, **options)
         module.pruner = self.pruner  # type: ignore[assignment]
 
     def _restore(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -28,15 +28,7 @@ _METRICS_EVERY = 100
 class SoftPruningCallback(TrainerCallback):  # type: ignore[misc]
     """Prunes the network of a transformers Trainer while it trains.
 
-    Pass it to the Trainer and call :meth:`bind` before ``trainer.train()``::
-
-        pruning = SoftPruningCallback(images, target={"macs": 0.5})
-        trainer = Trainer(model=model, args=arguments, train_dataset=data, callbacks=[pruning])
-        pruning.bind(trainer)
-        trainer.train()
-        compact = pruning.compact()
-
-    :meth:`bind` makes the pruner, gives the Trainer an optimizer factory whose weight decay spares BatchNorm shifts,
+    Pass it to the Trainer and call :meth:`bind` before ``trainer.train()`` (docs/integrations.md). :meth:`bind` makes the pruner, gives the Trainer an optimizer factory whose weight decay spares BatchNorm shifts,
     and adds the method's loss to the Trainer's. The pruner's state is saved in every checkpoint and loaded by
     ``trainer.train(resume_from_checkpoint=...)``.
 
@@ -59,10 +51,6 @@ class SoftPruningCallback(TrainerCallback):  # type: ignore[misc]
 
     def bind(self, trainer: Trainer) -> None:
         """Make the pruner for the Trainer's model, and add the method's loss to the Trainer's."""
-        if self.pruner is not None:
-            raise ConfigError(
-                "a callback prunes for one Trainer. Got a second bind(); make another SoftPruningCallback."
-            )
         if trainer.model_init is not None:
             raise ConfigError(
                 "the callback prunes the network that the Trainer has now. Got a Trainer with `model_init`, which "
@@ -100,8 +88,7 @@ class SoftPruningCallback(TrainerCallback):  # type: ignore[misc]
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.pruner is None:
             raise ConfigError(
-                "the callback must know its Trainer before training. Got train() without it; call "
-                "pruning.bind(trainer)."
+                "the callback must know its Trainer. Got none; call pruning.bind(trainer) before train()."
             )
         if state.global_step:
             newest = Path(args.output_dir) / f"checkpoint-{state.global_step}"
@@ -152,7 +139,7 @@ class SoftPruningCallback(TrainerCallback):  # type: ignore[misc]
         """
         if self.pruner is None:
             raise ConfigError(
-                "`compact` needs a trained network. Got none; call pruning.bind(trainer) and trainer.train() first."
+                "`compact` needs a trained network. Got none; call pruning.bind(trainer) and train first."
             )
         self.pruner.decide()
         return extract_model_from_parallel(self.pruner.compact(model, **options), keep_fp32_wrapper=False)

@@ -43,9 +43,7 @@ class PruningTrainer(DetectionTrainer):  # type: ignore[misc]
     Without a target it trains a network that is compact already; ultralytics' own trainer would build the dense one.
 
     Args:
-        cfg: ultralytics' own arguments, as the next two.
-        overrides: See `cfg`.
-        _callbacks: See `cfg`.
+        cfg: ultralytics' own arguments, as `overrides` and `_callbacks`.
         target: The budget, such as ``{"macs": 0.5}``.
         cut_at: The share of the epochs that train with masks.
         options: Further ones of :class:`softprune.SoftPruner`: `round_to=`, `exclude=` ...
@@ -65,26 +63,21 @@ class PruningTrainer(DetectionTrainer):  # type: ignore[misc]
     ) -> None:
         super().__init__(cfg, overrides, _callbacks)
         given = [name for name in _UNSUPPORTED if getattr(self.args, name, None)]
-        if target is not None and (given or self.ddp):
+        given += ["several devices"] if self.ddp else []
+        given += [] if self.args.epochs >= 2 else ["fewer than two epochs"]
+        if target is not None and given:
             raise ConfigError(
-                "pruning needs one device, a fixed number of epochs, and the network itself. Got "
-                f"{', '.join(given) or 'several devices'}; leave it out, and train the compact network further with it."
-            )
-        if target is not None and not (self.args.epochs >= 2 and 0 < cut_at < 1):
-            raise ConfigError(
-                "`cut_at` must be between 0 and 1, and a training have at least two epochs. Got "
-                f"cut_at = {cut_at!r} and {self.args.epochs} epochs."
+                "pruning needs one device, a fixed number of epochs, at least two, and the network itself. Got "
+                f"{', '.join(given)}; leave it out, and train the compact network further with it."
             )
         self.target, self.cut_at, self.options = target, cut_at, options
         self.pruner: SoftPruner | None = None
-        self._saved: dict[str, Any] | None = None
         self._steps = 0
 
     # --- what ultralytics calls ------------------------------------------------------------------------------------
 
     def get_model(self, cfg: Any = None, weights: nn.Module | None = None, verbose: bool = True) -> nn.Module:
         """Return the network to train: that of `weights` where it is compact already, which `cfg` does not describe."""
-        self._saved = getattr(weights, _STATE, None)
         if weights is None or not plans_of(weights):
             return super().get_model(cfg, weights, verbose)
         if weights.nc != self.data["nc"]:
@@ -97,7 +90,7 @@ class PruningTrainer(DetectionTrainer):  # type: ignore[misc]
     def build_optimizer(self, model: nn.Module, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
         """Return ultralytics' optimizer, with the pruner attached; the average of the weights is made after this."""
         optimizer = super().build_optimizer(model, *args, **kwargs)
-        if self.target is None or (self.resume and self._saved is None):  # compact, or cut before it was stopped
+        if self.target is None or (self.resume and plans_of(model)):  # which was cut before the training was stopped
             return optimizer
         epochs = min(max(1, round(self.cut_at * self.epochs)), self.epochs - 1)
         self._last_step = self._steps_of(epochs)
@@ -112,9 +105,14 @@ class PruningTrainer(DetectionTrainer):  # type: ignore[misc]
         super().resume_training(ckpt)
         if self.pruner is not None:
             self.stopper.patience = float("inf")  # the accuracy may fall while channels go
-            if self._saved is not None:
-                self._steps = self._saved["steps"]
-                self.pruner.load_state_dict(self._saved["pruner"])
+
+    def _load_checkpoint_state(self, ckpt: Any) -> None:
+        """Load a checkpoint to resume from, or to return to after a loss that is not finite: masks, clock, optimizer."""
+        saved = getattr(ckpt["ema"], _STATE, None)
+        if self.pruner is not None and saved is not None:
+            self.pruner.load_state_dict(saved["pruner"])  # before the average, a copy of the network, is made
+            self._steps = saved["steps"]
+        super()._load_checkpoint_state(ckpt)
 
     def optimizer_step(self) -> None:
         super().optimizer_step()
@@ -186,14 +184,9 @@ def update_widths_(network: nn.Module) -> nn.Module:
 def prune_yolo(
     model: str | Path | YOLO, *, target: TargetLike, cut_at: float = 0.5, options: Any = None, **train: Any
 ) -> YOLO:
-    """Train a detector, prune it to `target`, and return it as ultralytics loads its best.pt.
+    """Train a detector (weights, an architecture or a YOLO object), prune it, and return its best.pt.
 
-    Args:
-        model: Weights, the name of an architecture, or a YOLO object.
-        target: The budget, such as ``{"macs": 0.5}``.
-        cut_at: The share of the epochs after which the network is cut.
-        options: A dict of further options of :class:`softprune.SoftPruner`.
-        train: What `YOLO.train` takes: `data=`, `epochs=`, `imgsz=` ...
+    `target`, `cut_at` and the dict `options` are those of :class:`PruningTrainer`; `train` is what `YOLO.train` takes.
     """
     yolo = model if isinstance(model, YOLO) else YOLO(model)
     yolo.train(trainer=partial(PruningTrainer, target=target, cut_at=cut_at, **(options or {})), **train)
@@ -201,12 +194,9 @@ def prune_yolo(
 
 
 def load_yolo(path: str | Path, config: str, names: dict[int, str]) -> YOLO:
-    """Return the detector of a file of `softprune.save`, rebuilt from ultralytics' definition without a pickle.
+    """Return the detector of a file of `softprune.save`, rebuilt without a pickle from its architecture, as "yolo11n.yaml".
 
-    Args:
-        path: The file.
-        config: The architecture that was pruned, such as "yolo11n.yaml".
-        names: The classes, by number.
+    `names` are the classes, by number.
     """
     yolo = YOLO(config)
     yolo.model = update_widths_(load(path, DetectionModel(config, nc=len(names), verbose=False)))
