@@ -231,12 +231,8 @@ class BenchRow(Runtime):
         for side, timing in (("dense", self.dense), ("compact", self.compact)):
             if timing is not None:
                 low, high = timing.spread
-                values[side] = {
-                    "median_ms": timing.median,
-                    "low_ms": low,
-                    "high_ms": high,
-                    "blocks": len(timing.blocks),
-                }
+                numbers = {"median_ms": timing.median, "low_ms": low, "high_ms": high}
+                values[side] = numbers | {"blocks": len(timing.blocks)}
         return values | {"speed_up_spread": self.ratio and [*self.ratio.spread]}
 
 
@@ -398,8 +394,8 @@ def advice(rows: Iterable[BenchRow], compact: nn.Module, costs: tuple[Cost, Cost
         ),
         (
             any(row.on_gpu and row.backend == "eager" for row in slow),
-            "Launches: on a GPU the host's launches limit small networks and batches: try `--backend compile`, which uses "
-            "CUDA graphs.",
+            "Launches: on a GPU the host's launches limit small networks and batches: try `--backend compile`, which "
+            "uses CUDA graphs.",
         ),
     )
     return tuple(sentence for applies, sentence in rules if applies)
