@@ -68,9 +68,8 @@ class SoftPruning(Callback):
         if not self.pruner.attached:
             if len(trainer.optimizers) != 1:
                 raise ConfigError(
-                    f"the pruner is attached to one optimizer. Got {len(trainer.optimizers)} and none attached; optimize "
-                    "manually, and in configure_optimizers call self.pruner.attach(...) with the one that steps the "
-                    "BatchNorms."
+                    f"the pruner is attached to one optimizer. Got {len(trainer.optimizers)} and none attached; call "
+                    "self.pruner.attach(...) in configure_optimizers, with the one that steps the BatchNorms."
                 )
             self.pruner.attach(trainer.optimizers[0])
         if pl_module.automatic_optimization and self._plain_step is None:

@@ -28,9 +28,9 @@ _METRICS_EVERY = 100
 class SoftPruningCallback(TrainerCallback):  # type: ignore[misc]
     """Prunes the network of a transformers Trainer while it trains.
 
-    Pass it to the Trainer and call :meth:`bind` before ``trainer.train()`` (docs/integrations.md). :meth:`bind` makes the pruner, gives the Trainer an optimizer factory whose weight decay spares BatchNorm shifts,
-    and adds the method's loss to the Trainer's. The pruner's state is saved in every checkpoint and loaded by
-    ``trainer.train(resume_from_checkpoint=...)``.
+    Pass it to the Trainer and call :meth:`bind` before ``trainer.train()`` (docs/integrations.md). It makes the pruner,
+    gives the Trainer an optimizer whose weight decay spares BatchNorm shifts, and adds the method's loss to the
+    Trainer's. The pruner's state is in every checkpoint, and ``trainer.train(resume_from_checkpoint=...)`` loads it.
 
     Args:
         example: What the network is called with: a tensor, a tuple of arguments, or (args, kwargs).

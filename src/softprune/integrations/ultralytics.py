@@ -107,7 +107,7 @@ class PruningTrainer(DetectionTrainer):  # type: ignore[misc]
             self.stopper.patience = float("inf")  # the accuracy may fall while channels go
 
     def _load_checkpoint_state(self, ckpt: Any) -> None:
-        """Load a checkpoint to resume from, or to return to after a loss that is not finite: masks, clock, optimizer."""
+        """Load masks, clock and optimizer, to resume or to return from a loss that is not finite."""
         saved = getattr(ckpt["ema"], _STATE, None)
         if self.pruner is not None and saved is not None:
             self.pruner.load_state_dict(saved["pruner"])  # before the average, a copy of the network, is made
@@ -194,7 +194,7 @@ def prune_yolo(
 
 
 def load_yolo(path: str | Path, config: str, names: dict[int, str]) -> YOLO:
-    """Return the detector of a file of `softprune.save`, rebuilt without a pickle from its architecture, as "yolo11n.yaml".
+    """Return the detector of a file of `softprune.save`, rebuilt from its architecture, such as "yolo11n.yaml".
 
     `names` are the classes, by number.
     """
