@@ -6,8 +6,7 @@ the outputs to the inputs and says what remains; `coupled_sites` and `required_s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Set
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Set
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -22,26 +21,28 @@ from softprune.graph.channels import (
     BinaryOp,
     ChannelwiseOp,
     ConstantOp,
-    Evaluate,
+    FloatArray,
     ForwardAnalysis,
     FreeParameter,
     IntArray,
-    LayerCall,
     LayerOp,
     NormOp,
     OpaqueOp,
+    Reader,
     SelectOp,
     Use,
     all_in_group,
     any_in_group,
+    evaluated,
+    identity,
 )
 
 # --- constants --------------------------------------------------------------------------------------------------------
 
-FloatArray = NDArray[np.float64]
+BoolArray = NDArray[np.bool_]
 
 
-def constants(graph: ChannelGraph, model: nn.Module, masks: Mapping[str, NDArray[np.bool_]]) -> FloatArray:
+def constants(graph: ChannelGraph, model: nn.Module, masks: Mapping[str, BoolArray]) -> FloatArray:
     """Return the constant value of every atom; NaN for atoms that are not constant over batch and space.
 
     A dropped channel is exactly zero. After a further BatchNorm a zero becomes another constant, an activation maps a
@@ -55,9 +56,10 @@ def constants(graph: ChannelGraph, model: nn.Module, masks: Mapping[str, NDArray
 
 
 class _Constants(ForwardAnalysis):
-    def __init__(self, graph: ChannelGraph, model: nn.Module, masks: Mapping[str, NDArray[np.bool_]]) -> None:
-        self.modules: dict[str, Any] = dict(model.named_modules(remove_duplicate=False))
-        self.masks = masks
+    """Most channels are not constant: the outputs of an operator stay NaN where none of its inputs is."""
+
+    def __init__(self, graph: ChannelGraph, model: nn.Module, masks: Mapping[str, BoolArray]) -> None:
+        self.model, self.masks = model, masks
         self.values: FloatArray = np.full(len(graph.classes), np.nan)
         self.values[PAD] = 0.0
         self.trained = np.zeros(len(graph.classes), dtype=bool)
@@ -68,43 +70,65 @@ class _Constants(ForwardAnalysis):
 
     def known(self, atoms: IntArray) -> FloatArray:
         """Return the values of `atoms`; NaN for infinite ones and for those that parameters alone give."""
-        return np.where(self.trained[atoms] | np.isinf(self.values[atoms]), np.nan, self.values[atoms])
+        values = self.values[atoms]
+        return np.where(self.trained[atoms] | np.isinf(values), np.nan, values)
 
     def layer(self, op: LayerOp, use: Use) -> None:
-        module = self.modules[use.module]
-        self.values[use.outputs] = _layer_constants(op, module, self.known(use.inputs), len(use.outputs))
+        # Zero padding around a constant other than zero adds a border, so that the output is not constant.
+        prevents = self.values[use.inputs] if op.padded else np.isnan(self.values[use.inputs])
+        if op.groups == 1 and prevents.any():
+            return
+        by_group = self.known(use.inputs).reshape(op.groups, -1)
+        zero = (by_group == 0).all(axis=1)
+        constant = zero if op.padded else ~np.isnan(by_group).any(axis=1)
+        if not constant.any():
+            return
+        module: Any = self.model.get_submodule(use.module)
+        bias = np.zeros(len(use.outputs)) if module.bias is None else _array(module.bias)
+        out: FloatArray = np.full((op.groups, len(use.outputs) // op.groups), np.nan)
+        out[constant] = bias.reshape(out.shape)[constant]
+        weighted = constant & ~zero
+        if weighted.any():
+            weight = _array(module.weight)
+            weight = weight.reshape(*weight.shape[:2], -1).sum(axis=2)
+            grouped = weight.reshape(op.groups, -1, weight.shape[1])
+            out[weighted] += np.einsum("goi,gi->go", grouped, np.nan_to_num(by_group))[weighted]
+        self.values[use.outputs] = out.ravel()
 
     def norm(self, op: NormOp, use: Use) -> None:
-        self.values[use.outputs] = _normalised(self.modules[op.name], self.known(use.inputs))
+        if not np.isnan(self.values[use.inputs]).all():
+            self.values[use.outputs] = _normalised(self.model.get_submodule(op.name), self.known(use.inputs))
         if op.name in self.masks:
             self.values[use.outputs[~self.masks[op.name]]] = 0.0
 
     def channelwise(self, op: ChannelwiseOp) -> None:
-        inputs = self.values[op.inputs].ravel()
-        out: FloatArray = np.where(np.isinf(inputs), inputs, np.nan)
-        if op.evaluate is not None:
-            known = np.isfinite(inputs)
-            if known.any():
-                out[known] = _evaluated(op.evaluate, inputs[known])
-        elif op.keeps_zero:
-            out[inputs == 0] = 0.0
-        self.values[op.outputs] = out.reshape(op.inputs.shape)
+        values = np.asarray(self.values[op.inputs])
         self.trained[op.outputs] = self.trained[op.inputs]
+        if op.evaluate is not identity:
+            known = np.isfinite(values)
+            given = values[known]
+            if op.evaluate is None:
+                values[known] = np.where(given == 0, op.at_zero, np.nan)
+            else:  # mostly they are dropped channels, whose image is always the same one
+                values[known] = evaluated(op.evaluate, given) if given.any() else op.at_zero
+        self.values[op.outputs] = values
 
     def binary(self, op: BinaryOp) -> None:
         left, right = self.values[op.left], self.values[op.right]
+        self.trained[op.outputs] = self.trained[op.left] & self.trained[op.right]
+        if np.isnan(left).all() and np.isnan(right).all():
+            return
         infinite = np.isinf(left) | np.isinf(right)
         out: FloatArray = np.where(infinite, np.inf, np.nan)
         known = np.isfinite(left) & np.isfinite(right)
         if known.any():
-            out[known] = _evaluated(op.evaluate, left[known], right[known])
+            out[known] = evaluated(op.evaluate, left[known], right[known])
         if op.absorbs_zero:
             # A parameter that is zero now, such as a layer scale at its start, may change in training.
             dead_left = (left == 0) & ~self.trained[op.left]
             dead_right = (right == 0) & ~self.trained[op.right]
             out[(dead_left | dead_right) & ~infinite] = 0.0
         self.values[op.outputs] = out
-        self.trained[op.outputs] = self.trained[op.left] & self.trained[op.right]
 
     def constant(self, op: ConstantOp) -> None:
         self.values[op.outputs] = op.values.numpy()
@@ -117,8 +141,6 @@ def _array(tensor: Tensor) -> FloatArray:
 
 
 def _normalised(module: Any, inputs: FloatArray) -> FloatArray:
-    if np.isnan(inputs).all():
-        return np.full(len(inputs), np.nan)
     if getattr(module, "running_mean", None) is None:  # the statistics of the input itself
         out = np.where(inputs == 0, 0.0, np.nan)
     else:
@@ -126,32 +148,6 @@ def _normalised(module: Any, inputs: FloatArray) -> FloatArray:
     if module.weight is not None:
         out = out * _array(module.weight) + _array(module.bias)
     return out
-
-
-def _layer_constants(op: LayerOp, module: Any, inputs: FloatArray, width: int) -> FloatArray:
-    out: FloatArray = np.full(width, np.nan)
-    by_group = inputs.reshape(op.groups, -1)
-    zero = (by_group == 0).all(axis=1)
-    # Zero padding around a constant other than zero adds a border, so that the output is not constant.
-    constant = zero if op.padded else ~np.isnan(by_group).any(axis=1)
-    if not constant.any():
-        return out
-    bias = _array(module.bias) if module.bias is not None else np.zeros(width)
-    out = out.reshape(op.groups, -1)
-    out[constant] = bias.reshape(op.groups, -1)[constant]
-    live = constant & ~zero
-    if live.any():
-        weight = _array(module.weight)
-        weight = weight.reshape(*weight.shape[:2], -1).sum(axis=2)
-        grouped = weight.reshape(op.groups, -1, weight.shape[1])
-        sums = np.einsum("goi,gi->go", grouped, np.nan_to_num(by_group))
-        out[live] += sums[live]
-    return out.ravel()
-
-
-def _evaluated(evaluate: Evaluate, *columns: FloatArray) -> FloatArray:
-    found = evaluate(*(torch.from_numpy(column.copy()) for column in columns))
-    return np.full(columns[0].shape, np.nan) if found.is_complex() else _array(found)
 
 
 def _parameter_values(parameter: FreeParameter, model: nn.Module) -> FloatArray | float:
@@ -173,35 +169,30 @@ def constant_contribution(weight: Tensor, kept: IntArray, values: FloatArray) ->
 
 # --- what stays -------------------------------------------------------------------------------------------------------
 
-BoolArray = NDArray[np.bool_]
 
-
-@dataclass
 class Liveness:
     """Which channels of every tensor remain, given the constants; call :meth:`solve` before asking.
 
     Two facts per class of atoms. A channel is *demanded* if a layer that is still computed reads it and cannot do
     without it. It is *present* if it is demanded, or tied to a demanded one, or fills up a group, a floor or a
     multiple. Both sets only grow, so that the iteration ends; what is demanded is present.
+
+    Args:
+        graph: The channel graph.
+        values: The constant value of every atom, NaN for atoms that are not constant.
+        round_to: Fill widths up to a multiple of this many channels.
+        gathers: Whether layers may read a part of their input through a gather.
     """
 
-    graph: ChannelGraph
-    values: FloatArray
-    """The constant value of every atom, NaN for atoms that are not constant."""
-    round_to: int = 1
-    gathers: bool = True
-    """Whether layers may read a part of their input through a gather."""
-    kept_for_shape: list[str] = field(default_factory=list)
-    """Modules that keep one channel although nothing reads it."""
-    demanded: BoolArray = field(init=False)
-    present: BoolArray = field(init=False)
-    _dispensable: dict[str, BoolArray] = field(default_factory=dict, init=False)
-
-    def __post_init__(self) -> None:
-        size = len(self.graph.classes)
-        self.demanded = np.zeros(size, dtype=bool)
-        self.demanded[self.graph.pinned] = True
-        self.present = self.demanded.copy()
+    def __init__(self, graph: ChannelGraph, values: FloatArray, round_to: int = 1, gathers: bool = True) -> None:
+        self.graph, self.values, self.round_to, self.gathers = graph, values, round_to, gathers
+        self.demanded: BoolArray = np.zeros(len(graph.classes), dtype=bool)
+        self.demanded[graph.pinned] = True
+        self.present: BoolArray = self.demanded.copy()
+        self.kept_for_shape: list[str] = []
+        """Modules that keep one channel although nothing reads it."""
+        self._needed = {layer.name: ~self.dispensable(layer) for layer in graph.layers}
+        self._constant = {layer.name for layer in graph.layers if self._gives_constants(layer)}
 
     # --- questions ---------------------------------------------------------------------------------------------
 
@@ -217,23 +208,29 @@ class Liveness:
 
     def dispensable(self, layer: LayerOp) -> BoolArray:
         """Return the inputs that `layer` can do without: zeros, and constants that fold into its bias."""
-        if layer.name not in self._dispensable:
-            folds = layer.replaceable and not layer.padded and layer.groups == 1 and not layer.aliases
-            first = self.values[layer.inputs]
-            dispensable = ~np.isnan(first) if folds else first == 0
-            for use in layer.uses[1:]:
-                dispensable &= self.values[use.inputs] == first
-            self._dispensable[layer.name] = dispensable
-        return self._dispensable[layer.name]
+        folds = layer.replaceable and not layer.padded and layer.groups == 1 and not layer.aliases
+        first = self.values[layer.inputs]
+        dispensable = ~np.isnan(first) if folds else first == 0
+        for use in layer.uses[1:]:
+            dispensable &= self.values[use.inputs] == first
+        return dispensable
+
+    def read(self, layer: LayerOp) -> BoolArray:
+        """Return the inputs that `layer` reads after the cut."""
+        present = self.is_present(layer.inputs)
+        return present & self._needed[layer.name] if self.selects(layer) else present
 
     def is_constant(self, layer: LayerOp) -> bool:
         """Return whether `layer` computes nothing: no output is demanded, or all outputs are constant."""
         if not layer.replaceable:
             return False
-        if not self.is_demanded(layer.outputs).any():
-            return True
-        values = self.values[layer.outputs]
-        return all(np.array_equal(self.values[use.outputs], values) for use in layer.uses)  # NaN equals nothing
+        return layer.name in self._constant or not self.is_demanded(layer.outputs).any()
+
+    def _gives_constants(self, layer: LayerOp) -> bool:
+        first = self.values[layer.outputs]
+        if np.isnan(first).any():
+            return False
+        return all(np.array_equal(self.values[use.outputs], first) for use in layer.uses[1:])
 
     # --- solving -----------------------------------------------------------------------------------------------
 
@@ -247,67 +244,47 @@ class Liveness:
                 return self
 
     def _propagate(self) -> None:
-        while True:
-            before = (int(self.demanded.sum()), int(self.present.sum()))
-            for layer in self._backwards():
-                self._propagate_to_inputs(layer)
+        size = -1
+        while size != (size := int(np.count_nonzero(self.demanded) + np.count_nonzero(self.present))):
+            for reader in reversed(self.graph.readers):
+                self._propagate_to_inputs(reader)
             for op in self.graph.ops:
                 if isinstance(op, OpaqueOp) and op.skips_zeros:
                     for atoms in op.inputs:
-                        self._read(atoms, self.values[atoms] != 0)
-            if before == (int(self.demanded.sum()), int(self.present.sum())):
+                        self._read(self.graph.classes[atoms], self.values[atoms] != 0)
+
+    def _propagate_to_inputs(self, reader: Reader) -> None:
+        """Pass what is demanded and present in the outputs of a module on to its inputs."""
+        op, inputs, outputs = reader.op, reader.inputs, reader.outputs
+        demanded = self.demanded[outputs]
+        if isinstance(op, LayerOp):
+            by_group = demanded.reshape(op.groups, -1).any(axis=1)
+            constant = op.replaceable and (op.name in self._constant or not by_group.any())
+            if not depthwise(op):
+                if not constant:
+                    self._read(inputs, self._needed[op.name] & np.repeat(by_group, len(inputs) // op.groups))
                 return
-
-    def _backwards(self) -> Iterator[LayerOp | NormOp | SelectOp]:
-        """Yield what reads channels, from the outputs to the inputs."""
-        for op in reversed(self.graph.ops):
-            layer = op.layer if isinstance(op, LayerCall) else op
-            if isinstance(layer, (LayerOp, NormOp, SelectOp)):
-                yield layer
-
-    def _propagate_to_inputs(self, layer: LayerOp | NormOp | SelectOp) -> None:
-        """Pass what is demanded and present in the outputs of `layer` on to its inputs."""
-        if isinstance(layer, LayerOp):
-            self._demand_inputs(layer)
-            return
-        classes = self.graph.classes
-        self.demanded[classes[layer.inputs[self.is_demanded(layer.outputs)]]] = True
-        self.present[classes[layer.inputs[self.is_present(layer.outputs)]]] = True
-        if isinstance(layer, NormOp) and not self.selects(layer):
+            # The outputs of one group go together.
+            outputs, demanded = outputs[:: len(outputs) // op.groups], by_group & self._needed[op.name] & (not constant)
+        self.demanded[inputs[demanded]] = True
+        self.present[inputs[self.present[outputs]]] = True
+        if not (isinstance(op, SelectOp) or self.selects(op)):
             # No gather fits here: every input channel is an output channel, zeroed where it is masked.
-            self.present[classes[layer.outputs[self.is_present(layer.inputs)]]] = True
+            self.present[outputs[self.present[inputs]]] = True
 
-    def _demand_inputs(self, layer: LayerOp) -> None:
-        classes = self.graph.classes
-        if depthwise(layer):
-            multiplier = len(layer.outputs) // len(layer.inputs)
-            outputs = layer.outputs.reshape(-1, multiplier)[:, 0]
-            self.present[classes[layer.inputs[self.is_present(outputs)]]] = True
-            if not self.selects(layer):
-                self.present[classes[outputs[self.is_present(layer.inputs)]]] = True
-            if not self.is_constant(layer):
-                self.demanded[classes[layer.inputs[self.is_demanded(outputs) & ~self.dispensable(layer)]]] = True
-            return
-        if self.is_constant(layer):
-            return
-        needed = ~self.dispensable(layer)
-        read = self.is_demanded(layer.outputs).reshape(layer.groups, -1).any(axis=1)
-        needed &= np.repeat(read, len(layer.inputs) // layer.groups)
-        self._read(layer.inputs, needed)
-
-    def _read(self, atoms: IntArray, needed: BoolArray) -> None:
-        """Demand those of `atoms` that are `needed`. What is called reads at least one channel, dead or alive."""
-        demanded = self.graph.classes[atoms[needed]]
+    def _read(self, classes: IntArray, needed: BoolArray) -> None:
+        """Demand those of `classes` that are `needed`. What is called reads at least one channel, dead or alive."""
+        demanded = classes[needed]
         self.demanded[demanded] = self.present[demanded] = True
-        if not self.is_present(atoms).any():
-            self.present[self.graph.classes[atoms[0]]] = True
+        if not len(demanded) and not self.present[classes].any():
+            self.present[classes[0]] = True
 
     def _fill_equal_widths(self) -> bool:
         changed = False
         for widths in self.graph.equal_widths:
             counts = [int(self.is_present(piece).sum()) for piece in widths.pieces]
             for piece, count in zip(widths.pieces, counts, strict=True):
-                changed |= self._add(piece, max(counts) - count)
+                changed |= self._add(self.graph.classes[piece], max(counts) - count)
         return changed
 
     def _fill_groups(self) -> bool:
@@ -316,56 +293,51 @@ class Liveness:
         for layer in self.graph.layers:
             if layer.groups == 1 or depthwise(layer) or self.is_constant(layer):
                 continue
-            inputs, outputs = layer.inputs.reshape(layer.groups, -1), layer.outputs.reshape(layer.groups, -1)
-            remaining = self.groups_left(layer)
-            if not remaining:
-                continue
-            most_outputs = max(int(self.is_present(outputs[group]).sum()) for group in remaining)
-            most_inputs = max(1, *(len(self.group_inputs(layer, group)) for group in remaining))
-            for group in remaining:
-                changed |= self._add(outputs[group], most_outputs - int(self.is_present(outputs[group]).sum()))
-                changed |= self._add(inputs[group], most_inputs - int(self.is_present(inputs[group]).sum()))
+            rows = (layer.groups, -1)
+            inputs, outputs = (self.graph.classes[atoms].reshape(rows) for atoms in (layer.inputs, layer.outputs))
+            come, go = self.present[inputs].sum(axis=1), self.present[outputs].sum(axis=1)
+            left = self.groups_left(layer)
+            most_inputs = max([1, *self.read(layer).reshape(rows).sum(axis=1)[left].tolist()])
+            most_outputs = max([0, *go[left].tolist()])
+            for group in np.flatnonzero(left & ((come < most_inputs) | (go < most_outputs))):
+                for classes, most in ((outputs[group], most_outputs), (inputs[group], most_inputs)):
+                    changed |= self._add(classes, most - int(np.count_nonzero(self.present[classes])))
         return changed
 
-    def groups_left(self, layer: LayerOp) -> list[int]:
-        """Return the groups of `layer` that are still computed."""
-        present = self.is_present(layer.outputs).reshape(layer.groups, -1).any(axis=1)
+    def groups_left(self, layer: LayerOp) -> BoolArray:
+        """Return which groups of `layer` are still computed."""
+        left: BoolArray = np.any(self.is_present(layer.outputs).reshape(layer.groups, -1), axis=1)
         if not self.selects(layer):
-            present |= self.is_present(layer.inputs).reshape(layer.groups, -1).any(axis=1)
-        return np.flatnonzero(present).tolist()
-
-    def group_inputs(self, layer: LayerOp, group: int) -> IntArray:
-        """Return the inputs that one group must read, by their position in the group."""
-        present = self.is_present(layer.inputs).reshape(layer.groups, -1)[group]
-        if self.selects(layer):
-            present = present & ~self.dispensable(layer).reshape(layer.groups, -1)[group]
-        return np.flatnonzero(present)
+            left |= np.any(self.is_present(layer.inputs).reshape(layer.groups, -1), axis=1)
+        return left
 
     def _fill_multiples(self) -> bool:
         if self.round_to == 1:
             return False
         changed = False
         for layer in self.graph.layers:
-            if self.is_constant(layer) or (layer.groups > 1 and not depthwise(layer)):
-                continue
-            changed |= self._add(layer.outputs, -int(self.is_present(layer.outputs).sum()) % self.round_to)
+            if not self.is_constant(layer) and (layer.groups == 1 or depthwise(layer)):
+                changed |= self._fill_up(self.graph.classes[layer.outputs])
         for norm in self.graph.norms:
             # The others have the width of their input; what nothing demands may have any width.
             if self.selects(norm) and self.is_demanded(norm.outputs).any():
-                here = norm.outputs[self.is_present(norm.inputs)]
-                changed |= self._add(here, -int(self.is_present(here).sum()) % self.round_to)
+                changed |= self._fill_up(self.graph.classes[norm.outputs[self.is_present(norm.inputs)]])
         return changed
+
+    def _fill_up(self, classes: IntArray) -> bool:
+        """Make as many of `classes` present as the next multiple asks for."""
+        return self._add(classes, -int(np.count_nonzero(self.present[classes])) % self.round_to)
 
     def _floor(self) -> bool:
         """Keep one channel of every module that kept none: nothing can be called without channels."""
         changed = False
-        for layer in self._backwards():
-            if not self.is_present(layer.outputs).any():
+        for reader in reversed(self.graph.readers):
+            if not self.present[reader.outputs].any():
                 # A channelwise operator keeps one that is present anyway; argmax of booleans is the first True, or 0.
-                choice = 0 if isinstance(layer, LayerOp) else int(self.is_present(layer.inputs).argmax())
-                self.present[self.graph.classes[layer.outputs[choice]]] = True
-                self.kept_for_shape.append(layer.name)
-                self._propagate_to_inputs(layer)
+                choice = 0 if isinstance(reader.op, LayerOp) else int(self.present[reader.inputs].argmax())
+                self.present[reader.outputs[choice]] = True
+                self.kept_for_shape.append(reader.op.name)
+                self._propagate_to_inputs(reader)
                 changed = True
         for op in self.graph.ops:
             if isinstance(op, ConstantOp) and not self.is_present(op.outputs).any():
@@ -374,10 +346,10 @@ class Liveness:
                 changed = True
         return changed
 
-    def _add(self, atoms: IntArray, count: int) -> bool:
-        """Make up to `count` more of `atoms` present."""
-        absent = np.flatnonzero(~self.is_present(atoms))[: max(count, 0)]
-        self.present[self.graph.classes[atoms[absent]]] = True
+    def _add(self, classes: IntArray, count: int) -> bool:
+        """Make up to `count` more of `classes` present."""
+        absent = np.flatnonzero(~self.present[classes])[: max(count, 0)]
+        self.present[classes[absent]] = True
         return len(absent) > 0
 
 

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 from torch.utils import _pytree as pytree
 
-from softprune.cut.analyses import FloatArray, constant_contribution
+from softprune.cut.analyses import constant_contribution
 from softprune.cut.plan import ModuleCut, PrunePlan, model_shapes
 from softprune.errors import ModelError, PlanError
+from softprune.graph.channels import FloatArray
 from softprune.graph.modules import ConstantOutput, Select, select_input
 from softprune.log import get_logger
 from softprune.masks import unmask_model_

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from softprune.cut.analyses import Liveness, constants, depthwise
+from softprune.cut.analyses import BoolArray, Liveness, constants, depthwise
 from softprune.errors import PlanError
 from softprune.graph import ChannelGraph
 from softprune.graph.channels import ConstantOp, ForwardAnalysis, IntArray, LayerOp, NormOp, SelectOp, Use
@@ -253,8 +253,8 @@ def make_plan(
         + sum(extra.macs * int(live.is_present(extra.atoms).sum()) for extra in graph.extra_macs)
         + graph.unread_macs,
         dense_macs=dense_macs(graph),
-        params=_params(model, graph, modules, parameters),
-        dense_params=sum(parameter.numel() for parameter in model.parameters()),
+        params=_params(graph, modules, parameters),
+        dense_params=sum(graph.params.values()),
         kept_for_shape=tuple(dict.fromkeys(live.kept_for_shape)),
         attributes=_attributes(graph, model, live) if graph.attributes_follow else {},
         constants={
@@ -282,7 +282,7 @@ def _attributes(graph: ChannelGraph, model: nn.Module, live: Liveness) -> dict[s
 class _Cuts(ForwardAnalysis):
     """What every module keeps."""
 
-    def __init__(self, live: Liveness, masks: Mapping[str, NDArray[np.bool_]]) -> None:
+    def __init__(self, live: Liveness, masks: Mapping[str, BoolArray]) -> None:
         super().__init__()
         self.live, self.masks = live, masks
         self.modules: dict[str, ModuleCut] = {}
@@ -294,12 +294,13 @@ class _Cuts(ForwardAnalysis):
 
     def norm(self, op: NormOp, use: Use) -> None:
         come, kept = (np.flatnonzero(self.live.is_present(atoms)) for atoms in (op.inputs, op.outputs))
+        channels = tuple(kept.tolist())
         self.modules[op.name] = ModuleCut(
             kind="norm",
             width_in=len(op.inputs),
             width_out=len(op.outputs),
-            inputs=tuple(kept.tolist()),
-            outputs=tuple(kept.tolist()),
+            inputs=channels,
+            outputs=channels,
             zeroed=_kept(~self.masks[op.name][kept]) if op.name in self.masks else (),
             **_selection(kept, come),
         )
@@ -332,7 +333,7 @@ def dense_macs(graph: ChannelGraph) -> int:
     return layers + sum(extra.macs * len(extra.atoms) for extra in graph.extra_macs) + graph.unread_macs
 
 
-def _checked_masks(graph: ChannelGraph, masks: Mapping[str, Tensor]) -> dict[str, NDArray[np.bool_]]:
+def _checked_masks(graph: ChannelGraph, masks: Mapping[str, Tensor]) -> dict[str, BoolArray]:
     widths = {site.name: site.width for site in graph.sites}
     hard = {}
     for name, mask in masks.items():
@@ -345,7 +346,7 @@ def _checked_masks(graph: ChannelGraph, masks: Mapping[str, Tensor]) -> dict[str
     return graph.member_masks(hard)
 
 
-def _kept(flags: NDArray[np.bool_]) -> Indices:
+def _kept(flags: BoolArray) -> Indices:
     return tuple(np.flatnonzero(flags).tolist())
 
 
@@ -357,79 +358,66 @@ def _selection(kept: IntArray, come: IntArray) -> dict[str, Any]:
 
 
 def _cut_layer(layer: LayerOp, live: Liveness) -> ModuleCut:
-    come = np.flatnonzero(live.is_present(layer.inputs))
     outputs = _kept(live.is_present(layer.outputs))
-    widths = {"kind": layer.kind, "width_in": len(layer.inputs), "width_out": len(layer.outputs)}
+    widths: dict[str, Any] = {"kind": layer.kind, "width_in": len(layer.inputs), "width_out": len(layer.outputs)}
     if live.is_constant(layer):
-        return ModuleCut(**widths, inputs=(), outputs=outputs, constant=True)  # type: ignore[arg-type]
-    groups = 1
+        return ModuleCut(**widths, inputs=(), outputs=outputs, constant=True)
+    present, read = live.is_present(layer.inputs), live.read(layer)
+    groups, folded = 1, False
     if layer.groups == 1:
-        kept = come[~live.dispensable(layer)[come]] if live.selects(layer) else come
-        kept = kept if len(kept) else come[:1]  # all of them are zero: one is enough
-        extra = -len(kept) % live.round_to
-        if extra:
-            kept = np.sort(np.concatenate([kept, np.setdiff1d(come, kept)[:extra]]))
+        count = int(np.count_nonzero(read))
+        wanted = -(-max(count, 1) // live.round_to) * live.round_to  # where all of them are zero, one is enough
+        if count < wanted:
+            read[np.flatnonzero(present & ~read)[: wanted - count]] = True
+        kept = np.flatnonzero(read)
+        folded = bool((np.abs(live.values[layer.inputs[~read]]) > 0).any())  # NaN is not
     elif depthwise(layer):
-        multiplier = len(layer.outputs) // len(layer.inputs)
-        kept = np.flatnonzero(live.is_present(layer.outputs).reshape(-1, multiplier).any(axis=1))
+        kept = np.flatnonzero(live.is_present(layer.outputs).reshape(layer.groups, -1).any(axis=1))
         groups = len(kept)
     else:
-        kept, groups = _grouped_inputs(layer, live)
-    missing = np.ones(len(layer.inputs), dtype=bool)
-    missing[kept] = False
-    folded = layer.groups == 1 and bool((np.abs(live.values[layer.inputs[missing]]) > 0).any())  # NaN is not
+        kept, groups = _grouped_inputs(layer, live.groups_left(layer), read, present)
     return ModuleCut(
-        **widths,  # type: ignore[arg-type]
+        **widths,
         inputs=tuple(kept.tolist()),
         outputs=outputs,
         groups=groups,
         folded=folded,
-        **_selection(kept, come),
+        **_selection(kept, np.flatnonzero(present)),
     )
 
 
-def _grouped_inputs(layer: LayerOp, live: Liveness) -> tuple[IntArray, int]:
-    """Return the inputs of a grouped convolution after the cut, equally many in every remaining group."""
-    size = len(layer.inputs) // layer.groups
-    remaining = live.groups_left(layer)
-    present = live.is_present(layer.inputs).reshape(layer.groups, -1)
-    count = max(1, *(len(live.group_inputs(layer, group)) for group in remaining))
-    kept: list[IntArray] = []
-    for group in remaining:
-        chosen = live.group_inputs(layer, group)
-        spare = np.setdiff1d(np.flatnonzero(present[group]), chosen)
-        chosen = np.sort(np.concatenate([chosen, spare[: count - len(chosen)]]))
-        kept.append(group * size + chosen)
-    return np.concatenate(kept), len(remaining)
+def _grouped_inputs(layer: LayerOp, left: BoolArray, read: BoolArray, present: BoolArray) -> tuple[IntArray, int]:
+    """Return the inputs of a grouped convolution after the cut, equally many in every group that is left."""
+    # What a group reads comes first, then what fills it up.
+    order = np.where(read, 0, np.where(present, 1, 2)).reshape(layer.groups, -1)[left]
+    count = max(1, int((order == 0).sum(axis=1).max()))
+    chosen = np.sort(np.argsort(order, axis=1, kind="stable")[:, :count], axis=1)
+    starts = np.flatnonzero(left) * (len(layer.inputs) // layer.groups)
+    return (starts[:, None] + chosen).ravel(), len(starts)
 
 
 def _weights(layer: LayerOp, cut: ModuleCut) -> int:
     return layer.kernel * len(cut.inputs) * len(cut.outputs) // cut.groups
 
 
-def _params(
-    model: nn.Module, graph: ChannelGraph, modules: Mapping[str, ModuleCut], parameters: Mapping[str, ParameterCut]
-) -> int:
-    own = dict(model.named_parameters())
-    submodules: dict[str, Any] = dict(model.named_modules(remove_duplicate=False))
-    sizes: dict[object, int] = {id(parameter): parameter.numel() for parameter in own.values()}
-    layers = [(layer, name) for layer in graph.layers for name in (layer.name, *layer.aliases)]
-    records: list[tuple[LayerOp | NormOp, str]] = [*layers, *((norm, norm.name) for norm in graph.norms)]
-    for _, name in records:
-        sizes.pop(id(submodules[name].weight), None)
-        sizes.pop(id(submodules[name].bias), None)
-    for record, name in records:
-        cut, module = modules[record.name], submodules[name]
-        if cut.constant:
-            continue
-        if isinstance(record, LayerOp):
-            sizes[id(module.weight)] = _weights(record, cut)
-        elif module.weight is not None:
-            sizes[id(module.weight)] = len(cut.outputs)
-        if cut.folded or module.bias is not None:  # a bias that two share is one, unless the cut changes its values
-            sizes[name if cut.folded or cut.zeroed else id(module.bias)] = len(cut.outputs)
+def _params(graph: ChannelGraph, modules: Mapping[str, ModuleCut], parameters: Mapping[str, ParameterCut]) -> int:
+    sizes: dict[str, int] = dict(graph.params)
+    records: list[LayerOp | NormOp] = [*graph.layers, *graph.norms]
+    for record in records:
+        for use in record.uses:
+            sizes.pop(use.weight, None)
+            sizes.pop(use.bias, None)
+    for record in records:
+        cut = modules[record.name]
+        for use in () if cut.constant else record.uses:
+            if isinstance(record, LayerOp):
+                sizes[use.weight] = _weights(record, cut)
+            elif use.weight in graph.params:
+                sizes[use.weight] = len(cut.outputs)
+            if cut.folded or use.bias:  # a bias that two share is one, unless the cut changes its values
+                sizes[use.module if cut.folded or cut.zeroed else use.bias] = len(cut.outputs)
     total = sum(sizes.values())
     for name, parameter in parameters.items():
-        if name in own:
-            total -= own[name].numel() - own[name].numel() // parameter.width * len(parameter.kept)
+        if name in graph.params:
+            total -= graph.params[name] - graph.params[name] // parameter.width * len(parameter.kept)
     return total

@@ -395,7 +395,7 @@ class GraphBuilder:
         fresh.selectable = fresh.selectable and called and not _reads_inside(node)
         # What a subclass computes around the operator is unknown; called from outside, it may not be replaced.
         fresh.replaceable = called and type(self.modules[name]) in PLAIN_LAYERS
-        self._add_call(node, self.layers.setdefault(first, fresh), fresh, use, bias)
+        self._add_call(node, self.layers.setdefault(first, fresh), fresh, use, weight, bias)
         return True
 
     def add_norm(self, node: Node, weight: Node | None, bias: Node | None, use: Use) -> bool:
@@ -413,7 +413,7 @@ class GraphBuilder:
             return False
         use.module = name
         fresh = NormOp(name, selectable=called and not _reads_inside(node))
-        self._add_call(node, self.norms.setdefault(name, fresh), fresh, use, bias)
+        self._add_call(node, self.norms.setdefault(name, fresh), fresh, use, weight, bias)
         self.norm_nodes.setdefault(name, []).append(node)
         return True
 
@@ -450,7 +450,13 @@ class GraphBuilder:
         return owner
 
     def _add_call(
-        self, node: Node, record: LayerOp | NormOp, fresh: LayerOp | NormOp, use: Use, bias: Node | None
+        self,
+        node: Node,
+        record: LayerOp | NormOp,
+        fresh: LayerOp | NormOp,
+        use: Use,
+        weight: Node | None,
+        bias: Node | None,
     ) -> None:
         """Add a call of `record`, which is `fresh` at its first call."""
         if record is not fresh:  # the same weights once more: channels go together, what one call forbids is forbidden
@@ -464,7 +470,8 @@ class GraphBuilder:
                     for atoms in (record.inputs, record.outputs):
                         self.table.pin(atoms, f"the weight of '{record.name}' is used with different groups")
         record.uses.append(use)
-        holder = None if bias is None else self.claimant(bias.meta["tensor"])
+        use.weight, use.bias = ("" if each is None else each.meta["tensor"] for each in (weight, bias))
+        holder = self.claimant(use.bias) if use.bias else None
         if holder is not None:  # another layer or BatchNorm may have the same bias
             self.table.union(holder.outputs, use.outputs)
         self.ops.append(LayerCall(record, use))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
@@ -20,9 +21,12 @@ from softprune.graph.channels import (
     FreeParameter,
     Frozen,
     IntArray,
+    LayerCall,
     LayerOp,
     NormOp,
     Op,
+    Reader,
+    SelectOp,
     Site,
     UnprovenSize,
 )
@@ -65,6 +69,8 @@ class ChannelGraph:
     unknown: dict[str, str]
     """Operators without a rule that freeze channels -> one place where they stand."""
 
+    params: dict[str, int]
+    """How many numbers each parameter has."""
     layers: tuple[LayerOp, ...]
     """The convolutions and linear layers, each once."""
     norms: tuple[NormOp, ...]
@@ -78,6 +84,16 @@ class ChannelGraph:
     """Whether integers on a module that repeat the width of pieces in its forward() are cut, too."""
     unread_macs: int = 0
     """MACs per sample of operators without a rule, which no cut changes."""
+
+    @cached_property
+    def readers(self) -> tuple[Reader, ...]:
+        """The modules that read channels, in order, once for every call."""
+        called = [op.layer if isinstance(op, LayerCall) else op for op in self.ops]
+        return tuple(
+            Reader(op, self.classes[op.inputs], self.classes[op.outputs])
+            for op in called
+            if isinstance(op, (LayerOp, NormOp, SelectOp))
+        )
 
     def freeze(self, atoms: IntArray, reason: str) -> ChannelGraph:
         """Return the graph with the classes of `atoms` pinned, and the sites that lose every channel by it frozen."""
@@ -366,6 +382,7 @@ def trace(model: nn.Module, example: ExampleLike) -> ChannelGraph:
         frozen=frozen,
         grouped=find_groups(builder, sites, frozen),
         ops=tuple(builder.ops),
+        params={name: parameter.numel() for name, parameter in model.named_parameters()},
         layers=tuple(builder.layers.values()),
         norms=tuple(builder.norms.values()),
         equal_widths=tuple(builder.equal_widths),

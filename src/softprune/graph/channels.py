@@ -6,15 +6,19 @@ only move data (view, permute, cat, chunk, shuffle...) are *run on these arrays*
 do. Two atoms in one class are kept or cut together; a pinned class is always kept.
 """
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
 
 PAD = 0
 """The atom of channels that constant padding adds: exactly zero, and bound to the forward's Python constant."""
@@ -119,6 +123,12 @@ def identity(constants: Tensor) -> Tensor:
     return constants
 
 
+def evaluated(evaluate: Evaluate, *columns: FloatArray) -> FloatArray:
+    """Return what an operator gives for constants; NaN where it gives complex numbers."""
+    found = evaluate(*(torch.from_numpy(column.copy()) for column in columns))
+    return np.full(columns[0].shape, np.nan) if found.is_complex() else found.to(torch.float64).numpy()
+
+
 @dataclass
 class Use:
     """One call of a parametric module."""
@@ -129,6 +139,9 @@ class Use:
     """Output positions per sample: what one weight is multiplied with."""
     module: str = ""
     """The module that was called; modules with tied weights share one record."""
+    weight: str = ""
+    bias: str = ""
+    """The parameters that it reads; those that modules share have one name."""
 
 
 class _Called:
@@ -203,6 +216,13 @@ class ChannelwiseOp:
     activation: str | None = None
     """The activation that it is, by name."""
 
+    @cached_property
+    def at_zero(self) -> float:
+        """The image of zero; NaN where it is unknown."""
+        if self.evaluate is None:
+            return 0.0 if self.keeps_zero else math.nan
+        return float(evaluated(self.evaluate, np.zeros(1))[0])
+
 
 @dataclass
 class BinaryOp:
@@ -227,6 +247,15 @@ class SelectOp:
     """Atoms of the selected input channels, in the order of the index."""
     source: IntArray
     """Atoms of all input channels."""
+    outputs: IntArray
+
+
+@dataclass(frozen=True, eq=False)
+class Reader:
+    """A module that reads channels, with their classes."""
+
+    op: LayerOp | NormOp | SelectOp
+    inputs: IntArray
     outputs: IntArray
 
 

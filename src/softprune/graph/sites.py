@@ -326,7 +326,7 @@ class _Sums(ForwardAnalysis):
         inputs, outputs = op.inputs.ravel(), op.outputs.ravel()
         if op.activation is not None:
             self._note(inputs, op.activation)
-        elif not _keeps_zero(op):
+        elif op.at_zero != 0:
             self._note(inputs, NO_ACTIVATION)
             return
         self.copy(inputs, outputs)
@@ -410,9 +410,3 @@ class _Sums(ForwardAnalysis):
                 read_by, pure = self._read.setdefault(self._sets[number], (set(), True))
                 read_by.add(activation)
                 self._read[self._sets[number]] = read_by, pure and bool(self.pure[atoms][here].all())
-
-
-def _keeps_zero(op: ChannelwiseOp) -> bool:
-    if op.evaluate is None:
-        return op.keeps_zero
-    return bool((op.evaluate(torch.zeros(1, dtype=torch.float64)) == 0).all())
