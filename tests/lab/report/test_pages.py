@@ -13,8 +13,6 @@ import pytest
 
 from softprune.errors import SoftpruneError
 from softprune.lab.report import render_comparison, render_run
-from softprune.lab.report.comparison import compare_runs
-from softprune.lab.runs.folder import load_run
 from softprune.target import QUANTITIES, Quantity
 
 Make = Callable[..., tuple[Path, dict[str, Any]]]
@@ -241,15 +239,6 @@ def test_the_warnings_of_the_run_are_on_its_page(make_run: Make) -> None:
     assert "problem 18<" in page
     assert "problem 19<" not in page
     assert ">11 more in run.log<" in page
-
-
-def test_warnings_of_a_record_are_on_both_pages_and_in_the_table(make_run: Make, tmp_path: Path) -> None:
-    folder, record = make_run()
-    (folder / "result.json").write_text(json.dumps(record | {"warnings": ["few images"]}))
-    assert ">few images<" in render_run(folder).read_text()
-    assert "few images" in render_comparison([folder], tmp_path / "c.html").read_text()
-    (row,), _ = compare_runs([load_run(folder)])
-    assert row.facts()["warnings"] == ["few images"]
 
 
 def test_marks_of_direction_and_control_characters_are_shown_as_escapes(make_run: Make, tmp_path: Path) -> None:

@@ -313,7 +313,7 @@ def _rows_of(folders: Sequence[Path]) -> "list[Row]":
 
 
 def _print_rows(rows: "Sequence[Row]") -> None:
-    """Print the table without columns that are the same everywhere, and the warnings of the runs."""
+    """Print the table without columns that are the same everywhere."""
     from softprune.lab.report.comparison import cells_of
 
     heads, cells = cells_of(rows)
@@ -327,9 +327,6 @@ def _print_rows(rows: "Sequence[Row]") -> None:
     left_out = print_table(list(columns), list(zip(*columns.values(), strict=True)), _OPTIONAL)
     if left_out:
         say(f"Not shown at this width: {', '.join(left_out)}. --json has all columns.", wrap=True)
-    for row in rows:
-        for text in row.warnings:
-            remark(f"{row.label}: {text}")
 
 
 def _finished(given: Sequence[Path]) -> list[Path]:

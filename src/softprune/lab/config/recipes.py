@@ -19,8 +19,6 @@ from softprune.log import get_logger
 logger = get_logger(__name__)
 
 DEFAULT_RECIPE = "digits"
-_LAST_SECTION = "records"
-"""Of the settings of a run as :func:`dump_config` writes them."""
 
 
 def _shipped(folder: str) -> dict[str, Path]:
@@ -193,12 +191,9 @@ def read_config(path: Path) -> RunConfig:
         if known != values:
             unknown = dict(flat_settings(values)).keys() - dict(flat_settings(known))
             logger.warning("softprune: %s has settings of another version: %s", path, ", ".join(sorted(unknown)))
-        config = RunConfig(**known)
-        if _LAST_SECTION not in values:  # the defaults would stand for what is lost
-            raise ConfigError(f"it must be complete, to its last section, [{_LAST_SECTION}].")
+        return RunConfig(**known)
     except ConfigError as error:
         what = str(error) if str(path) in str(error) else f"{path}: {error}"
         raise ConfigError(
             f"{what} Restore the file as `softprune train` wrote it, or start a new run in another folder."
         ) from error
-    return config

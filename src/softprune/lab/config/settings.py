@@ -249,8 +249,6 @@ class TrainConfig(Section, section="train"):
     threads: Annotated[int, Ge(0), Le(1024)] = 0
     """CPU threads; 0 for PyTorch's choice. A small network is often faster with one, above all on a busy
     machine."""
-    sync_batchnorm: bool = False
-    """Several GPUs: normalise over the whole batch instead of the share of each process."""
 
 
 class OptimizerConfig(Section, section="optimizer"):
@@ -321,9 +319,6 @@ class MaskSection(Section, section="masks"):
 
     delta: Annotated[float, Gt(0), Lt(1)] = 0.05
     """A channel counts as dead where the output of the activation stays within `delta` of zero."""
-    delta_two_sided: Annotated[float, Gt(0), Lt(1)] = 0.05
-    """The same threshold where both tails of the channel reach the next layer: activations such as LeakyReLU or none
-    at all, and every site when `use_relu` is off. The paper does not give its value."""
     s: Amount = 2.0
     """Weight of the absolute scale beside the shift in the sparsity loss: how many standard deviations of the channel
     should lie below the threshold. The paper's CIFAR-100 runs used 3."""

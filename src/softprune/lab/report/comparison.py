@@ -46,19 +46,15 @@ class Row:
     """Whether no row of the same network has fewer MACs and at least its accuracy, or more at the same."""
 
     @property
-    def names(self) -> dict[str, str]:
-        first, n = self.runs[0], str(len(self.runs))
-        place = {"data": known_as(first.data), "model": known_as(first.model)}
-        return {**place, "method": method_of(first), "run": self.label, "n": n}
-
-    @property
-    def warnings(self) -> list[str]:
-        return list(dict.fromkeys(text for run in self.runs for text in run.warnings))
+    def names(self) -> dict[str, Any]:
+        run = self.runs[0]
+        place = {"data": known_as(run.data), "model": known_as(run.model)}
+        return {**place, "method": method_of(run), "run": self.label, "n": len(self.runs)}
 
     def facts(self) -> dict[str, Any]:
         """Return the row for JSON."""
         numbers = {head.replace(" ", "_").replace("-", "_"): each._asdict() for head, each in self.numbers.items()}
-        return {**self.names, "n": len(self.runs), **numbers, "front": self.on_front, "warnings": self.warnings}
+        return {**self.names, **numbers, "front": self.on_front}
 
 
 def _pruned(get: Callable[[Run], float | None]) -> Callable[[Run], float | None]:
@@ -141,7 +137,7 @@ def cells_of(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     cells = []
     for row in rows:
         numbers = [row.numbers[head].text(QUANTITIES[head][1]) for head in shown]
-        cells.append([*row.names.values(), *numbers, "yes" if row.on_front else "no"])
+        cells.append([*map(str, row.names.values()), *numbers, "yes" if row.on_front else "no"])
     return heads, cells
 
 

@@ -51,7 +51,7 @@ def render_run(run_dir: Path | str, out: Path | str | None = None) -> Path:
         },
         notes=warnings_of(run),
         cards=list(_cards(run)),
-        sections=[_variants(run), _target(run), _epochs(run), _loss(run), _widths(run), _modules(run), _reproduce(run)],
+        sections=[_variants(run), _target(run), _epochs(run), _widths(run), _modules(run), _reproduce(run)],
     )
 
 
@@ -66,10 +66,10 @@ def precision_of(run: Run) -> str:
 
 
 def warnings_of(run: Run) -> list[str]:
-    """Return the warnings of the record, and those and errors in run.log, each once, at most twenty of them."""
+    """Return the warnings and errors in run.log, each once, at most twenty of them."""
     log = run.path / "run.log"
     lines = read_bytes(log).decode(errors="replace").splitlines() if log.is_file() else []
-    times = Counter([*run.warnings, *(match[1] for line in lines if (match := _WARNING.match(line)))])
+    times = Counter(match[1] for line in lines if (match := _WARNING.match(line)))
     texts = [message if n == 1 else f"{message} ({n} times)" for message, n in times.items()]
     more = len(texts) - MOST_WARNINGS
     return texts if more <= 0 else [*texts[:MOST_WARNINGS], f"{more} more in run.log"]
@@ -146,14 +146,22 @@ def _epochs(run: Run) -> Part:
         Column("Parameters", lambda row: row.params, text.short, "n spare"),
         Column("MACs", lambda row: row.macs, text.short),
     ]
+    losses = [
+        _line(run, f"{on} loss", "s-test", lambda row: row.test_loss),
+        _line(run, "train loss", "s-train", lambda row: row.train_loss),
+        _line(run, "penalty", "s-params", lambda row: row.penalty),
+    ]
+    rate = _line(run, "learning rate", "s-macs", lambda row: row.lr)
     events = [(row.number, "fine-tuning") for before, row in pairwise(run.epochs) if row.phase != before.phase]
     parts = [
         curves("top-1 accuracy, %", accuracies, lambda value: text.percent(value, 2), events=events, zoom=True),
         curves("removed, % of the dense network", removed, text.percent, events=events, from_zero=True),
+        curves("loss", losses, from_zero=True),
+        curves("learning rate", [rate], log=True),
         html.folded(f"All {len(run.epochs)} epochs", table("Epochs", _known(columns, run.epochs), run.epochs)),
     ]
     lead = "The accuracy of the network with its masks, and the share that they remove."
-    return Part("epochs", "Accuracy and pruning, epoch by epoch", lead, join(parts))
+    return Part("epochs", "Epoch by epoch", lead, join(parts))
 
 
 def _target(run: Run) -> Part:
@@ -175,17 +183,6 @@ def _target(run: Run) -> Part:
     margin = _line(run, "margin", "s-params", lambda row: None if row.margin is None else 100 * row.margin)
     charts = curves("sparsity strength", [strength], log=True), curves("margin to the target, %", [margin])
     return Part("target", "The target", lead, join(charts))
-
-
-def _loss(run: Run) -> Part:
-    losses = [
-        _line(run, f"{run.evaluated_on} loss", "s-test", lambda row: row.test_loss),
-        _line(run, "train loss", "s-train", lambda row: row.train_loss),
-        _line(run, "penalty", "s-params", lambda row: row.penalty),
-    ]
-    rate = _line(run, "learning rate", "s-macs", lambda row: row.lr)
-    charts = curves("loss", losses, from_zero=True), curves("learning rate", [rate], log=True)
-    return Part("training", "Loss and learning rate", "", join(charts))
 
 
 def _widths(run: Run) -> Part:
@@ -232,9 +229,8 @@ def render_comparison(run_dirs: Sequence[Path | str], out: Path | str) -> Path:
     rows, repeats = comparison.compare_runs([load_run(folder) for folder in run_dirs])
     runs = [run for row in rows for run in row.runs]
     places, precisions = {(run.model, run.data) for run in runs}, sorted({precision_of(run) for run in runs})
-    notes = [*(f"{run.name}: {note}" for run in runs for note in run.warnings), *repeats]
     if len({run.data for run in runs}) > 1:
-        notes.append("These runs use different data. Their accuracies cannot be compared.")
+        repeats.append("These runs use different data. Their accuracies cannot be compared.")
     what = _place(*next(iter(places))) if len(places) == 1 else f"{len(places)} networks"
     return html.write_page(
         Path(out),
@@ -246,7 +242,7 @@ def render_comparison(run_dirs: Sequence[Path | str], out: Path | str) -> Path:
             "seeds": ", ".join(map(str, sorted({run.seed for run in runs}))),
             "precision": ", ".join(precisions),
         },
-        notes=notes,
+        notes=repeats,
         cards=[],
         sections=[_summary(rows), Part("cost", "Accuracy against cost", _COST_LEAD, join(_scatters(rows)))],
     )

@@ -208,8 +208,6 @@ class Result(Record, extra="ignore"):
     """The multiple that widths were kept at."""
     finalised_step: Count | None = None
     """With a target: the step from which the removed channels were fixed."""
-    warnings: tuple[Text, ...] = ()
-    """What the method warned of."""
     sites: tuple[SiteRecord, ...] = ()
     modules: tuple[Module, ...] = ()
     config: Annotated[RunConfig, BeforeValidator(known_settings)]

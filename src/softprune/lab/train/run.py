@@ -21,7 +21,7 @@ from softprune.cut import Origin, PrunePlan, apply_plan, load, plans_of, remap_o
 from softprune.devices import broadcast_from_rank0_
 from softprune.errors import CheckpointError, ConfigError, SoftpruneError, first_few
 from softprune.lab.config.recipes import changed_settings, config_to_dict, show_changes
-from softprune.lab.config.settings import BASELINE, START, DistillConfig, MethodConfig, RunConfig
+from softprune.lab.config.settings import BASELINE, START, DistillConfig, MethodConfig, RunConfig, known_settings
 from softprune.lab.data import DataBundle, EpochSampler, open_data
 from softprune.lab.runs import checkpoint
 from softprune.lab.runs.environment import command_line, describe_environment
@@ -184,7 +184,7 @@ def _resumed(
     path = folder.checkpoints / name
     if not world.is_writer:
         state = checkpoint.read_checkpoint(path)
-    _check_same_config(config, RunConfig(**state["config"]), folder, path)
+    _check_same_config(config, RunConfig(**known_settings(state["config"])), folder, path)
     _check_same_images(data, state["data"])
     logger.info("resuming from %s", path)
     return Trainer(config, folder, data, world, state)
@@ -304,8 +304,6 @@ class Trainer:
         config, world, data = self.config, self.world, self.data
         network = placed(network, world.device)
         example = data.example(device=world.device)
-        if config.train.sync_batchnorm and world.size > 1 and world.device.type == "cuda":
-            network = nn.SyncBatchNorm.convert_sync_batchnorm(network)
         sampler = EpochSampler(len(data.train), config.data.batch_size, config.seed, world.rank, world.size)
         earlier, self.pruner = self.pruner, None
         groups = undecayed_biases(network, config.optimizer.weight_decay)
