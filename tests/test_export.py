@@ -12,14 +12,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from export_networks import Dense, Residual, compacted, randomise_
-from limits import file_size_limit
 from torch import Tensor, nn
 
 from softprune import SoftPruner, models
 from softprune.cut import plans_of, save
-from softprune.errors import CheckpointError, ConfigError, ModelError, PlanError, VerificationError
-from softprune.export import _compare_outputs, fold_batch_norms, to_onnx
-from softprune.graph import ConstantOutput, Example, Select
+from softprune.errors import ConfigError, ModelError, PlanError, VerificationError
+from softprune.export import fold_batch_norms, to_onnx
+from softprune.graph import ConstantOutput, Select
 
 onnx = pytest.importorskip("onnx", reason='the "onnx" extra is not installed')
 onnxruntime = pytest.importorskip("onnxruntime", reason='the "onnx" extra is not installed')
@@ -29,7 +28,7 @@ pytest.importorskip("onnxscript", reason='the "onnx" extra is not installed')
 # An export takes seconds: each file is made once, and looked at for all that its network shows.
 
 
-@pytest.mark.parametrize("name", ["residual", "void", "dense", "digits_net"])
+@pytest.mark.parametrize("name", ["residual", "dense"])
 def test_runs_in_onnx_runtime_at_other_batch_sizes(name: str, tmp_path: Path) -> None:
     dense, compact, example = compacted(name)
     report = to_onnx(compact, example, tmp_path / "small.onnx")
@@ -64,7 +63,7 @@ def assert_an_index_is_one_gather_of_a_constant(compact: nn.Module, graph: Any) 
     assert not counts.keys() & {"GatherElements", "GatherND", "ScatterND", "Expand"}
 
 
-@pytest.mark.parametrize("name", ["residual", "dense"])
+@pytest.mark.parametrize("name", ["dense"])
 def test_folding_removes_batch_norms_from_the_file_and_leaves_the_network_alone(name: str, tmp_path: Path) -> None:
     _, compact, example = compacted(name)
     compact.train()
@@ -75,15 +74,6 @@ def test_folding_removes_batch_norms_from_the_file_and_leaves_the_network_alone(
     assert compact.training
     assert plans_of(compact)
     assert all(torch.equal(before[name], tensor) for name, tensor in compact.state_dict().items())
-
-
-def test_an_argument_may_be_a_dict(tmp_path: Path) -> None:
-    class Scaled(nn.Module):
-        def forward(self, batch: dict[str, Tensor]) -> dict[str, list[Tensor]]:
-            return {"scaled": [batch["x"] * batch["scale"]]}
-
-    example = ({"x": torch.randn(2, 3), "scale": torch.randn(2, 1)},)
-    assert "5x3, 5x1" in to_onnx(Scaled(), example, tmp_path / "small.onnx").inputs
 
 
 def test_a_file_that_differs_is_not_kept(tmp_path: Path) -> None:
@@ -136,14 +126,14 @@ class Fixed(nn.Module):
         return x if x.shape[0] == 2 else 2 * x
 
 
-@pytest.mark.parametrize(("network", "cause"), [(Unknown, "aten.linalg_eig"), (Lookup, "KeyError .*'static'")])
+@pytest.mark.parametrize(("network", "cause"), [(Unknown, "aten.linalg_eig")])
 def test_what_the_exporter_stumbled_over_is_said(network: type[nn.Module], cause: str, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=cause) as refusal:
         to_onnx(network(), torch.randn(2, 8), tmp_path / "small.onnx")
     assert "\x1b" not in str(refusal.value)
 
 
-@pytest.mark.parametrize("other", [lambda x: 3, lambda x: "logits", lambda x: len(x)])
+@pytest.mark.parametrize("other", [lambda x: 3])
 def test_outputs_that_are_no_tensors_are_said(other: Callable[[Tensor], object], tmp_path: Path) -> None:
     network = type(
         "Labelled", (nn.Module,), {"forward": lambda self, x: {"y": 2 * x, "none": None, "other": other(x)}}
@@ -161,13 +151,6 @@ def test_a_fixed_batch_is_said(tmp_path: Path) -> None:
     to_onnx(Fixed(), torch.randn(2, 8), tmp_path / "small.onnx", dynamic_batch=False)
 
 
-def test_what_the_runtime_does_not_take_is_said_and_nothing_is_written(tmp_path: Path) -> None:
-    _, compact, example = compacted("residual")
-    with pytest.raises(ModelError, match=r"must accept the network\. Got .*bfloat16"):
-        to_onnx(compact.bfloat16(), example.bfloat16(), tmp_path / "small.onnx")
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize(("width", "says"), [(9, True), (16, False)])
 def test_depthwise_widths_without_a_fast_kernel_are_said(
     width: int, says: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -177,38 +160,8 @@ def test_depthwise_widths_without_a_fast_kernel_are_said(
     assert ("of which 1 depthwise ones, have widths that are no multiples of 8" in caplog.text) is says
 
 
-def test_a_full_disk_is_said_and_leaves_the_earlier_file(tmp_path: Path) -> None:
-    """The limit on the size of files stands for the disk."""
-    target = tmp_path / "small.onnx"
-    target.write_bytes(b"an earlier file")
-    with file_size_limit(50_000), pytest.raises(CheckpointError, match="must have room for small"):
-        to_onnx(nn.Linear(200, 200), torch.randn(2, 200), target)
-    assert target.read_bytes() == b"an earlier file"
-    assert [path.name for path in tmp_path.iterdir()] == [target.name]
-
-
 LOGITS = torch.randn(2, 5, dtype=torch.double)
 INFINITE = LOGITS.masked_fill(torch.arange(5) > 3, float("-inf"))
-
-
-@pytest.mark.parametrize(
-    ("expected", "got"),
-    [
-        ([INFINITE], [INFINITE + 0.1]),
-        ([INFINITE], [LOGITS]),
-        ([LOGITS], [INFINITE]),
-        ([1e4 * LOGITS, LOGITS], [1e4 * LOGITS, 0 * LOGITS]),
-        ([LOGITS, LOGITS], [LOGITS]),
-        ([LOGITS], [LOGITS.float() + 1e-5]),
-    ],
-)
-def test_differences_are_seen(expected: list[Tensor], got: list[Tensor]) -> None:
-    network = nn.Module()
-    network.forward = lambda x: expected  # type: ignore[method-assign, assignment]
-    example = [Example.of(torch.zeros(2, 1))]
-    _compare_outputs(network, lambda attempt: expected, example, what="a copy")
-    with pytest.raises(VerificationError, match="must compute"):
-        _compare_outputs(network, lambda attempt: got, example, what="another one")
 
 
 # --- folding ---------------------------------------------------------------------------------------------------
@@ -242,7 +195,7 @@ def test_a_shared_stream_is_not_folded() -> None:
     _assert_same(model, folded, example)
 
 
-@pytest.mark.parametrize("name", ["residual", "void", "dense", "resnet20"])
+@pytest.mark.parametrize("name", ["residual", "dense"])
 def test_compact_networks_fold(name: str, tmp_path) -> None:
     _, compact, example = compacted(name)
     folded = fold_batch_norms(compact, example)

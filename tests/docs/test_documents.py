@@ -13,7 +13,8 @@ import typer.main
 from guides import NOTEBOOKS, RECORDS, notebook, outputs
 
 import softprune as sp
-from softprune.lab.cli import app, main
+from softprune.lab.cli import main
+from softprune.lab.cli.app import app
 from softprune.lab.config.recipes import RECIPES, load_recipe
 from softprune.lab.runs.folder import RunFolder
 

@@ -14,7 +14,7 @@ from tiny import tiny_recipe
 from typer.testing import CliRunner
 
 from softprune.errors import ConfigError
-from softprune.lab.cli import app
+from softprune.lab.cli.app import app
 from softprune.lab.config.recipes import SWEEPS, dump_config, title_of
 from softprune.lab.runs.folder import RunFolder
 from softprune.lab.sweep import Ended, read_sweep, run_here
@@ -99,22 +99,17 @@ def test_a_file_becomes_a_grid_of_checked_runs(write: Callable[[str], Path]) -> 
     ("text", "message"),
     [
         ("", r"my-sweep.toml: A sweep must have at least one \[\[run\]\]"),
-        ("[[run]]\nrecipe = 'nothing'", "neither"),
         ("[[run]]\nname = 'x'", "recipe must be given"),
         ("[[runs]]\nrecipe = 'digits'", "Did you mean 'run'"),
         ("[[run]]\nrecipe = 'digits'\nsett = {}", "Did you mean 'set'"),
-        ("[[run]]\nrecipe = 'digits'\nset = {'train.epoch' = 3}", "train.epochs"),
-        ("[[run]]\nrecipe = 'digits'\nset = 5", "set must be"),
         ("[[run]]\nrecipe = 'digits'\ngrid = {seed = 3}", "grid.seed must be a valid list"),
         ("[[run]]\nrecipe = 'digits'\n[[run]]\nrecipe = 'digits'", "Got 'digits' twice"),
         ("[[run]]\nrecipe = 'digits'\nafter = 'x'", "Got 'x', which fits 0 of none"),
         ("[[run]]\nrecipe = 'digits'\nset = {'method.name' = 'slim'}", "Did you mean 'slimming'"),
         ("[[run]]\nrecipe = 'digits'\nset = {'model.weights' = '{after}'}", "the run that `after` names"),
         ("[[run]]\nrecipe = 'digits'\nset = {'model.weights' = 'gone.pt'}", "gone.pt"),
-        ("[[run]]\nrecipe = 'digits'\nset = {'model.name' = 'vgg166'}", "Did you mean 'vgg16'"),
         ("[[run]]\nrecipe = 'digits'\nset = {'data.name' = 'cifar01'}", "Did you mean 'cifar10'"),
         ("[[run]]\nrecipe = 'digits'\nname = '../evil'", "the name of a folder"),
-        ("name = '../esc'\n[[run]]\nrecipe = 'digits'", "the name of a folder"),
     ],
 )
 def test_mistakes_are_found_before_anything_starts(write: Callable[[str], Path], text: str, message: str) -> None:
@@ -180,15 +175,6 @@ def test_the_command_stops_with_everything_saved_and_resumes(write: Callable[[st
     assert (tmp_path / "runs/my-sweep/tiny/result.json").is_file()
     assert "1 of 2 runs done" in again.stdout
     assert "bad failed" in again.stderr
-
-
-def test_without_ray_the_error_says_how_to_install_it(
-    write: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "ray", None)
-    result = CliRunner().invoke(app, ["sweep", str(write("[[run]]\nrecipe = 'tiny.toml'")), "--jobs", "2"])
-    assert result.exit_code == 2
-    assert "pip install ray" in " ".join(result.stderr.split())
 
 
 def on_ray(file: Path) -> "subprocess.Popen[str]":

@@ -8,7 +8,7 @@ import torch
 from tiny import time_once, tiny_config, tiny_recipe
 from typer.testing import CliRunner, Result
 
-from softprune.lab.cli import app
+from softprune.lab.cli.app import app
 from softprune.lab.train.run import start
 
 Command = Callable[..., Result]

@@ -1,6 +1,5 @@
 """Files of others cannot command the terminal, run code or stop a command: what `make fuzz` looks for, case by case."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -23,15 +22,6 @@ def test_control_characters_are_shown_as_escapes(capsys: pytest.CaptureFixture[s
     out, err = capsys.readouterr()
     assert err == "error: a file called \\x1b[31mred\\x9b\\udcff\n and more\n"
     assert out.split() == ["name", "\\x1b]0;title\\x07"]
-
-
-@pytest.mark.parametrize("change", [{"format": 99}, {"table": 5}, {"dense": None}, {"name": "\x1b[2J"}])
-def test_an_edited_result_is_refused_at_resume(softprune, run: Path, change: dict[str, object]) -> None:
-    path = run / "result.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
-    result = softprune("resume", str(run))
-    assert result.exit_code == 2, result.output
-    assert "result.json" in result.stderr
 
 
 def test_a_path_that_is_too_long_is_an_error_with_a_remedy(softprune) -> None:

@@ -36,12 +36,3 @@ def test_it_trains_stops_and_resumes(written, tmp_path: Path) -> None:
     assert metrics(tmp_path / "run") == metrics(tmp_path / "whole")
     cut = written("compact", "run", *OWN, *METHOD)
     assert cut.exit_code == 0, cut.output
-
-
-def test_its_options_are_those_of_the_class_and_its_base(written) -> None:
-    train = ("train", "tiny.toml", *METHOD, "--dry-run")
-    assert written(*train, "--set", "method.options.ratio=0.3").exit_code == 0
-    wrong = written(*train, "--set", "method.options.dekay=0.3")
-    assert "options of my_methods:GradientPruner: decay, ratio. Got 'dekay'. Did you mean 'decay'?" in " ".join(
-        wrong.stderr.split()
-    )

@@ -49,30 +49,6 @@ def test_pages_and_tables_do_not_wait_for_torch(finished: Path, tmp_path: Path, 
     assert done.stdout.splitlines()[-1] == "False"
 
 
-def test_compare_takes_a_whole_sweep(softprune, finished: Path, tmp_path: Path) -> None:
-    sweep = tmp_path / "sweep"
-    for seed, name in enumerate(("one", "two")):
-        shutil.copytree(finished, sweep / name)
-        record = json.loads((finished / "result.json").read_text())
-        record["seed"] = record["config"]["seed"] = seed
-        (sweep / name / "result.json").write_text(json.dumps(record))
-    (sweep / "just begun").mkdir()
-    (sweep / "just begun" / "config.toml").touch()
-    (sweep / "logs").mkdir()
-    result = softprune("compare", str(sweep), "--json")
-    assert result.exit_code == 0, result.output
-    assert f"`softprune resume '{sweep / 'just begun'}'` finishes it" in result.stderr
-    (row,) = json.loads(result.stdout)
-    assert (row["n"], row["compact"]["deviation"], row["activations_cut"]["n"]) == (2, 0.0, 2)
-
-
-def test_an_unfinished_run_cannot_be_compared(softprune, tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    result = softprune("compare", "run")
-    assert result.exit_code == 2
-    assert "softprune resume run" in result.stderr
-
-
 def test_unfinished_runs_are_left_out_with_a_line_each(softprune, finished: Path, tmp_path: Path) -> None:
     for name in ("a", "c"):
         (tmp_path / "runs" / name).mkdir(parents=True)

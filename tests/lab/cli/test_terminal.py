@@ -11,7 +11,6 @@ from terminal import ESCAPE, in_terminal, lines_of, screens_of
 from tiny import tiny_recipe
 
 from softprune.lab.cli.app import app
-from softprune.lab.cli.output import print_table
 
 ROOT = Path(__file__).parents[3]
 
@@ -46,23 +45,3 @@ def test_lists_and_tables_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         lines = ESCAPE.sub("", screen.file.getvalue()).splitlines()
         assert any(text in line for line in lines), lines
         assert max(map(len, lines)) <= 80, max(lines, key=len)
-
-
-def test_a_table_uses_the_width_that_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "xterm")  # rich takes a dumb terminal to be 80 columns wide
-    columns = ["network", "top-1", "MACs cut, ours", "minutes"]
-    rows = [["a network of a long name", "98.06%", "77.9", "0.2"], ["compact", "-", "-", "-"]]
-    for width, left_out in ((80, []), (36, []), (26, ["minutes"])):
-        screen = Console(file=io.StringIO(), force_terminal=True, width=width, color_system=None, highlight=False)
-        monkeypatch.setattr("softprune.lab.cli.output._out", screen)
-        assert print_table(columns, rows, ["minutes"]) == left_out
-        lines = ESCAPE.sub("", screen.file.getvalue()).splitlines()
-        assert max(map(len, lines)) <= width
-        assert any("98.06%" in line and "77.9" in line for line in lines)
-
-
-@pytest.mark.parametrize("command", ["", "train", "sweep", "compare", "bench"])
-def test_help_fits(tmp_path: Path, command: str) -> None:
-    code, written = in_terminal(tmp_path, *command.split(), "--help")
-    assert code == 0
-    assert max(map(len, lines_of(written))) <= 80

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import commands
 import pytest
-from limits import file_size_limit
 from tiny import metrics, tiny_recipe
 
 from softprune.lab.runs.folder import RunFolder
@@ -66,21 +65,13 @@ def test_sigterm_saves_and_exits_with_75(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         ("tiny.tml", "Did you mean 'tiny.toml'?"),
-        ("cifar10-vgg16-scpp", "Did you mean 'cifar10-vgg16-scp'?"),
         ("misspelled.toml", "Did you mean 'train.epochs'?"),
-        ("tiny.toml --set optimizer.lrr=1", "Did you mean 'optimizer.lr'?"),
         ("tiny.toml --set method.target.macs=1.5", "Got macs = 1.5, which is read as 1.5 MACs"),
         ("tiny.toml --set model.name=nets:none", "must be importable"),
-        ("tiny.toml --set model.name=vgg166", "Did you mean 'vgg16'?"),
         ("tiny.toml --model ./mine.py", "model.name must be one of"),
-        ("tiny.toml --set data.name=cifar01", "Did you mean 'cifar10'?"),
-        ("tiny.toml --set method.name=slimmin", "Did you mean 'slimming'?"),
-        ("tiny.toml --set method.options.gain=1", "method.options must be options of scp"),
         ("tiny.toml --set model.weights=tiny_networks.py", "model.weights"),
         ("tiny.toml --time-limit soon", "--time-limit must be a number of seconds"),
-        ("tiny.toml --device gpu", "--device must be auto, cpu, cuda"),
         ("tiny.toml --device cuda:256", "--device must be auto, cpu, cuda"),
-        ("cifar10-vgg16-scp --data-dir nowhere", "nowhere"),
         ("imagenet-resnet50-scp", "--data-dir"),
     ],
 )
@@ -94,18 +85,7 @@ def test_mistakes_end_in_one_clear_message(softprune, tmp_path: Path, arguments:
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_file_in_the_way_of_the_run_is_named(softprune, tmp_path: Path) -> None:
-    (tmp_path / "taken").write_text("mine")
-    for out in ("taken", "taken/run"):
-        result = softprune("train", "tiny.toml", "--out", out)
-        assert result.exit_code == 2
-        assert result.stderr.startswith("error: A new run must have a folder")
-    assert (tmp_path / "taken").read_text() == "mine"
-
-
-@pytest.mark.parametrize(
-    ("content", "message"), [("{", "delete it, and"), ('{"format": 3}', "a newer softprune wrote it")]
-)
+@pytest.mark.parametrize(("content", "message"), [('{"format": 3}', "a newer softprune wrote it")])
 def test_resuming_a_run_whose_result_cannot_be_read(
     softprune, finished: Path, tmp_path: Path, content: str, message: str
 ) -> None:
@@ -149,39 +129,6 @@ def test_a_folder_of_images_trains(softprune, images: Path) -> None:
     result = softprune("train", "tiny.toml", *FOLDER, "--data-dir", str(images), "--out", "run")
     assert result.exit_code == 0, result.output
     assert RunFolder("run").read_result().data == "folder"
-
-
-def test_a_broken_image_is_named_and_the_run_resumes_once_it_is_repaired(softprune, images: Path) -> None:
-    broken = images / "train" / "dark" / "1.png"
-    whole = broken.read_bytes()
-    broken.write_bytes(whole[:40])
-    result = softprune("train", "tiny.toml", *FOLDER, "--data-dir", str(images), "--out", "run")
-    assert result.exit_code == 2
-    assert str(broken) in result.stderr
-    broken.write_bytes(whole)
-    assert softprune("resume", "run", "--model", "colour_networks:tiny").exit_code == 0
-
-
-def test_an_empty_class_and_a_missing_split_are_named(softprune, images: Path) -> None:
-    for path in (images / "val" / "dark").iterdir():
-        path.unlink()
-    result = softprune("train", "tiny.toml", *FOLDER, "--data-dir", str(images))
-    assert result.exit_code == 2
-    assert "classes dark" in result.stderr
-    (images / "val").rename(images / "validation")
-    result = softprune("train", "tiny.toml", *FOLDER, "--data-dir", str(images))
-    assert result.exit_code == 2
-    assert str(images / "val") in result.stderr
-
-
-def test_a_full_disk_ends_in_one_message_and_loses_nothing(softprune, tmp_path: Path) -> None:
-    """The kernel refuses files above a size, which a checkpoint passes and the configuration does not."""
-    with file_size_limit(12_000):
-        result = softprune("train", "tiny.toml", "--set", "train.epochs=1", "--out", "run")
-    assert result.exit_code == 2, result.output
-    assert "make room" in " ".join(result.stderr.split())
-    assert "Traceback" not in result.stderr
-    assert not list((tmp_path / "run").rglob("*.tmp"))
 
 
 def test_common_settings_have_flags(softprune) -> None:

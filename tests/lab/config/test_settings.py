@@ -7,14 +7,8 @@ from pydantic import ValidationError
 
 from softprune.errors import ConfigError
 from softprune.lab.config import settings
-from softprune.lab.config.settings import MethodConfig, OptimizerConfig, RunConfig, ScheduleConfig, keys_of
+from softprune.lab.config.settings import OptimizerConfig, RunConfig
 from softprune.mask_config import MaskConfig
-
-
-def test_values_become_what_the_annotations_say() -> None:
-    config = RunConfig(seed=3, optimizer={"lr": 1}, schedule={"milestones": [1, 2]})
-    assert config == RunConfig(seed=3, optimizer=OptimizerConfig(lr=1.0), schedule=ScheduleConfig(milestones=(1, 2)))
-    assert isinstance(config.optimizer.lr, float)
 
 
 @pytest.mark.parametrize(
@@ -23,25 +17,18 @@ def test_values_become_what_the_annotations_say() -> None:
         ({"sed": 1}, ["'sed'", "Did you mean 'seed'?"]),
         ({"optimizer": {"lrr": 1}}, ["'optimizer.lrr'", "Did you mean 'optimizer.lr'?"]),
         ({"method": {"target": 0.5}}, ["method.target must be a valid table", "Got 0.5. Write method.target.NAME ="]),
-        ({"weight_decay": 0.5}, ["'weight_decay'", "Did you mean 'optimizer.weight_decay'?"]),
         ({"train": {"lr": 1}}, ["'train.lr'", "Did you mean 'optimizer.lr' or 'finetune.lr'?"]),
         ({"distill": {"zzz": 1}}, ["Known here: distill.teacher, distill.weight, distill.temperature"]),
         ({"seed": "many"}, ["seed must be a valid integer", "Got 'many'"]),
-        ({"seed": True}, ["seed must be a valid integer", "Got true"]),
         ({"seed": -1}, ["seed must be greater than or equal to 0", "Got -1"]),
         ({"seed": 10**5000}, ["seed must be", "Got a very large whole number"]),
         ({"optimizer": 3}, ["optimizer is a section"]),
-        ({"train": {"label_smoothing": 1.0}}, ["train.label_smoothing must be less than 1"]),
         ({"train": {"label_smoothing": float("nan")}}, ["train.label_smoothing must be a finite number", "Got nan"]),
         ({"schedule": {"kind": "cosin"}}, ["'step', 'cosine' or 'constant'", "Did you mean 'cosine'?"]),
-        ({"schedule": {"milestones": 3}}, ["schedule.milestones must be a valid list"]),
         ({"schedule": {"milestones": [3, 0]}}, ["schedule.milestones[1] must be greater than or equal to 1"]),
         ({"method": {"round_to": 0}}, ["method.round_to must be greater than or equal to 1"]),
         ({"method": {"target": {"macs": []}}}, ["method.target.macs must be a valid number"]),
         ({"method": {"options": {"x": float("inf")}}}, ["method.options.x must be"]),
-        ({"masks": {"delta": 1.0}}, ["masks.delta must be less than 1"]),
-        ({"masks": {"gate_statistics": "variance"}}, ["masks.gate_statistics must be 'both'"]),
-        ({"masks": {"use_relu": 1}}, ["masks.use_relu must be a valid boolean"]),
     ],
 )
 def test_errors_name_the_key_the_rule_and_the_nearest(values: dict[str, Any], parts: list[str]) -> None:
@@ -51,13 +38,6 @@ def test_errors_name_the_key_the_rule_and_the_nearest(values: dict[str, Any], pa
         assert part in str(caught.value)
 
 
-def test_a_section_made_in_python_names_its_key_too() -> None:
-    with pytest.raises(ConfigError, match=r"optimizer\.lr must be greater than 0\. Got -1"):
-        OptimizerConfig(lr=-1)
-    with pytest.raises(ConfigError, match=r"Got 'method\.lr'\. Did you mean 'optimizer\.lr'"):
-        MethodConfig(lr=1)
-
-
 def test_sections_are_immutable_and_replace_checks() -> None:
     config = OptimizerConfig()
     with pytest.raises(ValidationError, match="frozen"):
@@ -65,12 +45,6 @@ def test_sections_are_immutable_and_replace_checks() -> None:
     assert config.replace(lr=1.0) == OptimizerConfig(lr=1.0)
     with pytest.raises(ConfigError, match=r"optimizer\.lr must be"):
         config.replace(lr=0.0)
-
-
-def test_keys_are_listed_in_the_order_of_the_file() -> None:
-    keys = [key for key, _ in keys_of(RunConfig)]
-    assert keys[:4] == ["name", "seed", "model.name", "model.options"]
-    assert "masks.delta" in keys
 
 
 def test_the_constants_of_masks_have_the_defaults_and_the_rules_of_the_library() -> None:

@@ -57,7 +57,7 @@ def test_the_authors_epoch_has_782_full_batches():
     assert torch.equal(sampler.indices(1).flatten()[: 50_000 - 48], sampler.permutation(1)[48:])
 
 
-@pytest.mark.parametrize(("size", "batch"), [(10, 4), (10, 5), (3, 8), (7, 1)])
+@pytest.mark.parametrize(("size", "batch"), [(10, 4), (3, 8)])
 def test_epochs_are_cut_from_an_endless_row_of_permutations(size, batch):
     sampler = EpochSampler(size=size, batch_size=batch, seed=3)
     row = torch.cat([sampler.indices(epoch).flatten() for epoch in range(12)])
@@ -65,22 +65,6 @@ def test_epochs_are_cut_from_an_endless_row_of_permutations(size, batch):
     for number, part in enumerate(row[: whole * size].view(whole, size)):
         assert torch.equal(part, sampler.permutation(number))
         assert torch.equal(part.sort().values, torch.arange(size))
-
-
-def test_depends_on_seed_and_epoch_alone():
-    one = EpochSampler(size=100, batch_size=10, seed=1)
-    first = one.indices(3)
-    torch.rand(5)
-    assert torch.equal(first, EpochSampler(size=100, batch_size=10, seed=1).indices(3))
-    assert not torch.equal(first, one.indices(4))
-    assert not torch.equal(first, EpochSampler(size=100, batch_size=10, seed=2).indices(3))
-
-
-def test_processes_share_every_batch():
-    whole = EpochSampler(size=50, batch_size=12)
-    parts = [EpochSampler(size=50, batch_size=12, rank=rank, world_size=3) for rank in range(3)]
-    assert torch.equal(torch.cat([part.indices(2) for part in parts], dim=1), whole.indices(2))
-    assert torch.equal(torch.cat([part.draws(2) for part in parts], dim=1), whole.draws(2))
 
 
 def test_a_batch_divides_evenly_among_the_processes():
@@ -116,12 +100,6 @@ def test_is_pad_then_crop_then_flip_of_the_normalised_image(data, pad, flip):
         if flip and flips[number] >= 0.5:
             expected = expected.flip(-1)
         assert torch.equal(images[number], expected), number
-
-
-def test_without_augmentation_images_are_only_normalised(data):
-    indices = torch.tensor([3, 1])
-    images, _ = augmented_batch(data, indices, Augmentation(), _clock(), image_words(0, 2))
-    assert torch.equal(images, data.batch(indices)[0])
 
 
 def test_depends_on_seed_step_and_position_alone(data):
@@ -176,7 +154,7 @@ def test_compiled(data, crop):
     assert torch.equal(compiled(*arguments)[0], augmented_batch(*arguments)[0])
 
 
-@pytest.mark.parametrize("shape", [(64, 64), (37, 91), (80, 33), (9, 40)])
+@pytest.mark.parametrize("shape", [(37, 91), (9, 40)])
 def test_crops_are_those_of_torchvision(shape):
     """Boxes have the distribution of RandomResizedCrop, and are resized as Pillow does it."""
     Image = pytest.importorskip("PIL.Image", reason='the "vision" extra is not installed')

@@ -93,10 +93,8 @@ def test_cifar100_uses_fine_labels_and_its_own_constants(tmp_path):
     [
         ({"data": np.zeros((7, 3072), np.float32)}, "uint8"),
         ({"data": np.zeros((7, 100), np.uint8)}, "reshape"),
-        ({"data": [1, 2]}, "reshape"),
         ({"fine_labels": [100] * 7}, "Labels must be from 0 to 99"),
         ({"fine_labels": [0] * 6}, "one int64 label each"),
-        ({"fine_labels": ["cat"] * 7}, "cat"),
         ({"fine_labels": None}, "NoneType"),
     ],
 )

@@ -25,15 +25,7 @@ def report(make_run: Make) -> tuple[Path, dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("network", "width", "dark"),
-    [
-        ("vgg16", 1280, False),
-        ("vgg16", 390, True),
-        ("resnet164", 1280, True),
-        ("resnet164", 390, False),
-        ("digits_net", 390, False),
-        ("digits_net", 760, False),
-    ],
+    ("network", "width", "dark"), [("vgg16", 1280, False), ("resnet164", 390, True), ("digits_net", 760, False)]
 )
 def test_a_run_renders_without_errors_and_fits(
     chromium: Any, make_run: Make, tmp_path: Path, network: str, width: int, dark: bool
@@ -49,18 +41,6 @@ def test_a_run_renders_without_errors_and_fits(
     assert len(picture) > 50_000  # a blank page is a few kilobytes
     background = chromium.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (background == "rgb(255, 255, 255)") is not dark
-
-
-def test_without_scripts_the_page_is_complete(chromium: Any, report: tuple[Path, dict[str, Any]]) -> None:
-    page, record = report
-    chromium.open(page, scripts=False)
-    assert chromium.problems == []
-    text = chromium.evaluate("document.body.innerText")
-    for site in record["sites"]:
-        assert site["name"] in text
-    for title in ("Accuracy and pruning", "Where the MACs went"):
-        assert title in text
-    assert f"{record['table'][2]['macs']:,}" in text
 
 
 def test_curves_stretch_and_their_text_does_not(chromium: Any, report: tuple[Path, dict[str, Any]]) -> None:
@@ -91,7 +71,7 @@ def test_tables_sort_by_any_column(chromium: Any, report: tuple[Path, dict[str, 
     assert chromium.problems == []
 
 
-@pytest.mark.parametrize("width", [1280, 390], ids=["desk", "phone"])
+@pytest.mark.parametrize("width", [390], ids=["phone"])
 def test_the_comparison_renders(chromium: Any, make_run: Make, tmp_path: Path, width: int) -> None:
     folders = [make_run(f"{level}-{seed}", seed=seed, level=level)[0] for level in (0.7, 1.2) for seed in (0, 1)]
     folders += [make_run(f"deep-{level}", "resnet164", level=level)[0] for level in (0.7, 1.2)]
@@ -101,14 +81,3 @@ def test_the_comparison_renders(chromium: Any, make_run: Make, tmp_path: Path, w
     assert chromium.evaluate("document.documentElement.scrollWidth") <= width
     assert chromium.evaluate(OVERFLOW) == []
     assert len(chromium.screenshot(tmp_path / "comparison.png").read_bytes()) > 50_000
-
-
-def test_hostile_names_stay_text_in_a_browser(chromium: Any, make_run: Make) -> None:
-    folder, record = make_run()
-    name = "</script><script>document.title = 'owned'</script><svg onload=\"document.title='owned'\">"
-    text = (folder / "result.json").read_text()
-    (folder / "result.json").write_text(text.replace(record["name"], name.replace('"', '\\"')))
-    chromium.open(render_run(folder))
-    assert chromium.evaluate("document.title").endswith("softprune")
-    assert name in chromium.evaluate("document.querySelector('.kicker').textContent")
-    assert chromium.problems == []

@@ -121,24 +121,6 @@ def test_runs_of_one_name_are_told_apart_by_what_had_an_effect(make_run: Make) -
     ]
 
 
-def test_a_dense_network_has_no_settings_of_a_method(make_run: Make) -> None:
-    dense = [load_run(make_run(f"d{level}", method="dense", level=level)[0]) for level in (0.5, 1.0)]
-    assert len(labels(dense)) == 1
-
-
-@pytest.mark.parametrize("name", ["sss", "vgg16", "cifar10-resnet56", "digits-scp"])
-def test_a_name_keeps_its_own_last_letter(name: str, make_run: Make) -> None:
-    runs = []
-    for seed in (0, 1):
-        folder, record = make_run(f"{name}{seed}", seed=seed)
-        for ending in (f"-seed{seed}", f"-s{seed}", f"_{seed}", ""):
-            record["name"] = name + ending
-            (folder / "result.json").write_text(json.dumps(record))
-            runs.append(load_run(folder))
-    for ending in range(4):
-        assert labels([runs[ending], runs[4 + ending]]) == [name]
-
-
 def test_the_table_has_mean_deviation_and_the_front(make_run: Make) -> None:
     made = [make_run(f"run{seed}", "vgg16", seed=seed) for seed in range(2)]
     made.append(make_run("other", "vgg16", level=0.2))

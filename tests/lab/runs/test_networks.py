@@ -23,12 +23,6 @@ from softprune.lab.runs.networks import (
 )
 
 
-def test_the_seed_decides_the_weights() -> None:
-    first, again, other = (starting_network(ModelConfig(), 10, seed)[0].state_dict() for seed in (1, 1, 2))
-    assert all(torch.equal(first[name], again[name]) for name in first)
-    assert not all(torch.equal(first[name], other[name]) for name in first)
-
-
 def test_weights_come_from_the_files_that_are_accepted(tmp_path: Path) -> None:
     network = starting_network(ModelConfig(), 10, 5)[0]
     with torch.no_grad():

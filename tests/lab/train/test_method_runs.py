@@ -14,9 +14,7 @@ Tiny = Callable[..., RunConfig]
 
 RUNS = {
     "slimming": ("method.options.ratio=0.5", "finetune.epochs=1"),
-    "fpgm": (),
     "sss": ("method.strength=0.3",),
-    "variational": ("method.strength=1e-5",),
     "scp-target": ("method.strength=0.05",),
 }
 

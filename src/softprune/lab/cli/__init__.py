@@ -5,6 +5,6 @@ everything saved (`softprune resume` continues).
 """
 
 from softprune.lab.cli import runs, networks  # noqa: I001 - in the order of the help
-from softprune.lab.cli.app import app, main
+from softprune.lab.cli.app import main
 
-__all__ = ["app", "main", "networks", "runs"]
+__all__ = ["main", "networks", "runs"]
