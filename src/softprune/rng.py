@@ -117,7 +117,11 @@ class Clock:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from :meth:`state_dict`; the counters are written in place."""
-        if set(state) != {"seed", "step", "forward"} or not all(type(v) is int for v in state.values()):
+        if (
+            not isinstance(state, dict)
+            or {*state} != {"seed", "step", "forward"}
+            or not all(type(v) is int for v in state.values())
+        ):
             raise CheckpointError(f"The clock's state must hold the integers seed, step and forward. Got {state!r}.")
         self.seed = state["seed"]
         self.step.fill_(state["step"])

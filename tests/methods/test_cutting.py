@@ -58,7 +58,7 @@ def test_a_summary_prints_what_is_kept_and_why() -> None:
 @pytest.mark.parametrize(("least", "floors"), [(0, (1, 0)), (1, (1, 1)), (3, (3, 3)), (4, (4, 3))])
 def test_the_floor_is_the_least_number_or_one_where_every_path_passes(least: int, floors: tuple[int, int]) -> None:
     pruner = sp.SoftPruner(Residual(), IMAGES, min_channels=least)
-    assert tuple(pruner.floor(site) for site in pruner.sites) == floors
+    assert tuple(pruner.floors.values()) == floors
     assert tuple(site.floor for site in pruner.summary().sites) == floors
 
 

@@ -129,6 +129,9 @@ class Masks(HookOwner):
     def note_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Remember the inputs of a training forward, where a budget needs them."""
 
+    def draw_ahead(self, chain: Chain) -> None:
+        """Draw the masks of the next training forward now, where masks are drawn."""
+
     def end_forward(self, module: nn.Module, args: Any, output: Any) -> None:
         """End a forward pass of the model: the hook after it."""
 

@@ -4,35 +4,27 @@ A method is a subclass that says who decides about the channels (:meth:`Pruner._
 what runs around a step.
 """
 
-import functools
-from collections.abc import Callable, Mapping, Sequence
+import inspect
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Unpack
+from typing import Any, ClassVar, Literal, TypedDict, get_args, get_type_hints, is_typeddict
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from softprune.budget import Budget, BudgetStatus, Limit, PrunableNetwork
+from softprune.budget import Budget, BudgetStatus, Limit, PrunableNetwork, TableLike
 from softprune.cut import Certificate, PrunePlan, coupled_sites, cut_and_verify, make_plan, required_sites, without_gc
-from softprune.cut.selection import read_graph
+from softprune.cut.selection import Globs, read_graph
 from softprune.devices import default_multiple, fitting_multiple
-from softprune.errors import ConfigError, ModelError, first_few, is_bool
-from softprune.graph import ChannelGraph, ExampleLike, Site
+from softprune.errors import CheckpointError, ConfigError, ModelError, first_few, is_bool, is_integer, is_number
+from softprune.graph import ChannelGraph, ExampleLike, Site, check_is_module
 from softprune.log import get_logger
-from softprune.masks import Chain, HookOwner, Masks, SoftMasks, draw_chain, hook_root_, is_masked, unmask_model_
-from softprune.methods.options import (
-    PrunerOptions,
-    check_keywords,
-    check_made_alike,
-    check_rounding,
-    check_state,
-    check_strength,
-    check_values,
-    nothing_to_prune,
-)
+from softprune.masks import HookOwner, Masks, hook_root_, is_masked, unmask_model_
+from softprune.module_state import first_uninitialised, non_finite
 from softprune.rng import Clock
-from softprune.target import Target
+from softprune.target import Target, TargetLike
 
 logger = get_logger(__name__)
 
@@ -41,6 +33,52 @@ NARROW = 0.05
 
 GraphReader = Callable[..., ChannelGraph]
 """`softprune.cut.selection.read_graph` for the model, its example and the user's choice of sites."""
+
+RoundTo = int | Literal["auto"]
+"""A multiple of channels, or "auto" for the one in which the device of the model is fast."""
+
+
+class PrunerOptions(TypedDict, total=False):
+    """The options of every pruning method, beside the model, the example and the method's own options."""
+
+    include: Globs
+    """Prune only these BatchNorms: names, with wildcards. Default: all that can be masked."""
+    exclude: Globs
+    """Do not prune these BatchNorms."""
+    seed: int
+    """Seed of the method's random numbers, for methods that draw any. Default: 0."""
+    round_to: RoundTo
+    """Keep a multiple of this many channels at every site. "auto" takes 32 on a GPU and 16 on a CPU, halved until
+    most sites hold it twice; ``pruner.round_to`` is the number. Default: 1."""
+    min_channels: int
+    """Keep at least this many channels at every site. Where emptying a site would cut every path to an output, one
+    channel stays in any case. Sites with a depthwise convolution between them keep this many in common. Default: 0."""
+
+
+class TargetOptions(PrunerOptions, total=False):
+    """The options of methods that rank channels: a target in place of their ratio."""
+
+    target: TargetLike | None
+    """Instead of a ratio, a budget that the cut meets: ``{"macs": 0.5}`` keeps at most half of the MACs. See
+    :class:`softprune.SoftPruner`."""
+    latency_batch: int | None
+    """Samples per call at which a latency target is measured; the example's by default."""
+    latency_table: TableLike | None
+    """For a latency target of another machine: a table of :func:`softprune.budget.latency_table`, or its file."""
+
+
+def keywords_of(pruner: type) -> tuple[str, ...]:
+    """Return the keyword arguments of a pruner class, those of its options TypedDict or of its base class included."""
+    names: list[str] = []
+    for init in (vars(cls)["__init__"] for cls in pruner.__mro__ if "__init__" in vars(cls)):
+        parameters = list(inspect.signature(init).parameters.values())[3:]  # after self, model, example
+        names += [each.name for each in parameters if each.kind is not inspect.Parameter.VAR_KEYWORD]
+        rest = [each.name for each in parameters if each.kind is inspect.Parameter.VAR_KEYWORD]
+        declared = [each for each in get_args(get_type_hints(init).get("".join(rest))) if is_typeddict(each)]
+        names += [name for each in declared for name in get_type_hints(each)]
+        if declared or not rest:
+            break
+    return tuple(dict.fromkeys(names))
 
 
 @dataclass(frozen=True)
@@ -97,13 +135,12 @@ class Pruner(HookOwner):
     """A pruning method applied to a model.
 
     The model's BatchNorms are masked in place: same parameters, same state_dict keys. Your loop, optimizer,
-    scheduler and wrappers stay as they are.
+    scheduler and wrappers stay as they are. :class:`PrunerOptions` has the other keywords, which all methods take.
 
     Args:
         model: The network; masked in place.
         example: What the model is called with: a tensor, a tuple of arguments, or (args, kwargs).
         strength: Weight of what the method adds to the loss.
-        options: See :class:`softprune.methods.options.PrunerOptions`.
     """
 
     name: ClassVar[str]
@@ -132,19 +169,30 @@ class Pruner(HookOwner):
     """The target's, where there is one."""
 
     def __init__(
-        self, model: nn.Module, example: ExampleLike, *, strength: float = 0.0, **options: Unpack[PrunerOptions]
+        self,
+        model: nn.Module,
+        example: ExampleLike,
+        *,
+        strength: float = 0.0,
+        include: Globs | None = None,
+        exclude: Globs | None = None,
+        seed: int = 0,
+        round_to: RoundTo = 1,
+        min_channels: int = 0,
     ) -> None:
-        check_keywords(type(self), options)
-        round_to, min_channels = options.get("round_to", 1), options.get("min_channels", 0)
         check_strength(strength)
-        check_rounding(1 if round_to == "auto" else round_to, min_channels)
+        check_round_to(1 if round_to == "auto" else round_to)
+        if not is_integer(min_channels) or min_channels < 0:
+            raise ConfigError(f"min_channels must be an integer of at least 0. Got {min_channels!r}.")
         check_values(model)
         self.model = model
-        include, exclude = options.get("include"), options.get("exclude")
-        self.graph = self._read(functools.partial(read_graph, model, example, include=include, exclude=exclude))
+
+        def read(**options: Any) -> ChannelGraph:
+            return read_graph(model, example, include=include, exclude=exclude, **options)
+
+        self.graph = self._read(read)
         if not self.graph.sites:
             raise nothing_to_prune(model, self.graph, chosen=include is not None or exclude is not None)
-        self._check_sites([site.name for site in self.graph.sites])
         if self.graph.unreached:
             logger.warning(
                 "softprune: the example does not lead to %s: what only they read may be cut away. "
@@ -158,7 +206,7 @@ class Pruner(HookOwner):
         self.coupled = coupled_sites(self.graph)
         """Groups of sites of which only the channels that all of them keep remain."""
         if round_to == "auto":
-            widths = [site.width for site in self.graph.sites]
+            widths = [site.width for site in self.sites]
             round_to = fitting_multiple(default_multiple(device), widths, len(self.required))
             logger.info(
                 'round_to="auto": widths are multiples of %d, which %s computes fast; round_to=1 allows all widths',
@@ -166,7 +214,9 @@ class Pruner(HookOwner):
                 "a GPU" if device.type == "cuda" else "a CPU",
             )
         self.round_to, self.min_channels = int(round_to), int(min_channels)
-        self.clock = Clock(options.get("seed", 0), device)
+        self.floors = self._floors()
+        """The fewest channels that each site keeps."""
+        self.clock = Clock(seed, device)
         self._given_strength = float(strength)
         self._strength = torch.tensor(self._given_strength, device=device)
         self._optimizer: Optimizer | None = None
@@ -177,7 +227,6 @@ class Pruner(HookOwner):
         hook_root_(model, self.site_masks)
         members = self.site_masks.members
         self.norms = {site.name: members[site.name] for site in self.sites}
-        self._members = {tuple(name.split(".") if name else ()): bn for name, bn in members.items()}
         self._shapes = _shapes(model)
 
     # --- what a method defines -----------------------------------------------------------------------------------
@@ -185,9 +234,6 @@ class Pruner(HookOwner):
     def _read(self, read: GraphReader) -> ChannelGraph:
         """Return the channel graph with the sites that the method masks."""
         return read()
-
-    def _check_sites(self, names: Sequence[str]) -> None:
-        """Read the options that are given by site, before any site is masked."""
 
     def _make_masks(self) -> Masks:
         """Mask the sites of `self.model` in place, and return who decides about their channels."""
@@ -219,8 +265,7 @@ class Pruner(HookOwner):
 
     def note_inputs(self, *args: Any, **kwargs: Any) -> None:
         """Take the inputs of the last training forward, in a loop that compiles the forward; others are noticed."""
-        if isinstance(self.site_masks, SoftMasks):
-            self.site_masks.note_inputs(args, kwargs)
+        self.site_masks.note_inputs(args, kwargs)
 
     def end_epoch(self, epoch: int) -> None:
         """Call after every epoch; most methods do nothing there."""
@@ -249,20 +294,10 @@ class Pruner(HookOwner):
         """The masked BatchNorms."""
         return self.graph.sites
 
-    def floor(self, site: Site) -> int:
-        """Return the fewest channels that `site` keeps; all sites of a coupled group have the same floor."""
-        group = next((group for group in self.coupled if site.name in group), (site.name,))
-        return min(max(self.min_channels, int(any(name in self.required for name in group))), site.width)
-
-    def narrow(self, masks: Mapping[str, Tensor]) -> dict[str, int]:
-        """Return how many channels the sites keep that every path passes, where it is less than `NARROW`."""
-        kept = {name: int(masks[name].sum()) for name in self.required}
-        return {name: count for name, count in kept.items() if count < NARROW * len(masks[name])}
-
-    @property
-    def floors(self) -> dict[str, int]:
-        """The floor of every site."""
-        return {site.name: self.floor(site) for site in self.sites}
+    def _floors(self) -> dict[str, int]:
+        """Return the floor of every site; all sites of a coupled group have the same."""
+        required = self.required | {name for group in self.coupled if self.required & {*group} for name in group}
+        return {site.name: min(max(self.min_channels, int(site.name in required)), site.width) for site in self.sites}
 
     def _prunable(self) -> PrunableNetwork:
         """Return the network with the rules of its cuts, for a budget."""
@@ -323,23 +358,12 @@ class Pruner(HookOwner):
             extra = self._extra_loss()
         return torch.zeros((), device=self.clock.step.device) if extra is None else extra.detach()
 
-    def draw_ahead(self, chain: Chain = draw_chain) -> None:
-        """Draw the masks of the next training forward now instead of at its beginning.
-
-        For loops that compile the whole forward: it compiles and runs faster when the masks are inputs. `chain` is
-        :func:`softprune.masks.draw_chain` or its compiled form. The masks are the same.
-        """
-        if isinstance(self.site_masks, SoftMasks):
-            self.site_masks.draw_ahead(chain)
-
     def loss(self, task: Tensor) -> Tensor:
         """Return the task loss plus what the method adds. Under eval() or no_grad the task loss is unchanged."""
         if not isinstance(task, Tensor):
             raise ConfigError(f"`task` must be the loss as a tensor. Got {type(task).__name__}; leave out .item().")
         if not self.model.training or not torch.is_grad_enabled():
             return task
-        if not torch.compiler.is_compiling():
-            self._check_in_place()
         if self._loss_called and self._optimizer is None and self.updates_on_step:
             self._warn_once(
                 "no optimizer is attached, so no step is counted: call pruner.attach(optimizer) before the first step"
@@ -354,7 +378,7 @@ class Pruner(HookOwner):
 
     def attach(self, optimizer: Optimizer) -> None:
         """Count the optimizer's steps, and run the method's work around each of them, through its hooks."""
-        if not isinstance(optimizer, Optimizer) or not hasattr(optimizer, "_optimizer_step_post_hooks"):
+        if not isinstance(optimizer, Optimizer):
             raise ConfigError(
                 f"a pruner is attached to a torch.optim.Optimizer. Got {type(optimizer).__name__}; attach the one that "
                 "steps the weights (of a wrapper, the optimizer inside)."
@@ -375,8 +399,16 @@ class Pruner(HookOwner):
                 f"{first_few([*map(repr, missing)])}; make it from pruner.parameter_groups(), and set "
                 "requires_grad=False on what should not train before you make the pruner."
             )
-        if self.shifts_decide:
-            self._warn_of_decay(optimizer)
+        groups = [group for group in optimizer.param_groups if float(group.get("weight_decay", 0) or 0) != 0]
+        decayed = {id(parameter) for group in groups for parameter in group["params"]}
+        names = [name for name, bn in self.norms.items() if self.shifts_decide and id(bn.bias) in decayed]
+        if names:
+            logger.warning(
+                "softprune: weight decay acts on the shifts of %d masked BatchNorms (%s): it holds dead channels back "
+                "and changes the method; use pruner.parameter_groups(weight_decay=...)",
+                len(names),
+                first_few(names),
+            )
         for hooks in (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks):
             # Those of a pruner whose network the optimizer has left would keep that network in memory.
             for key in [key for key, hook in hooks.items() if getattr(hook, "has_left", bool)()]:
@@ -389,19 +421,6 @@ class Pruner(HookOwner):
         if not self._begun:
             self._begin()
             self._begun = True
-
-    def _warn_of_decay(self, optimizer: Optimizer) -> None:
-        """Warn if weight decay acts on the shifts of some sites."""
-        groups = [group for group in optimizer.param_groups if float(group.get("weight_decay", 0) or 0) != 0]
-        decayed = {id(parameter) for group in groups for parameter in group["params"]}
-        names = [name for name, bn in self.norms.items() if id(bn.bias) in decayed]
-        if names:
-            logger.warning(
-                "softprune: weight decay acts on the shifts of %d masked BatchNorms (%s): it holds dead channels back "
-                "and changes the method; use pruner.parameter_groups(weight_decay=...)",
-                len(names),
-                first_few(names),
-            )
 
     def _on_step(self, work: Callable[..., Any]) -> Callable[[Optimizer, Any, Any], Any]:
         def has_left() -> bool:
@@ -419,20 +438,17 @@ class Pruner(HookOwner):
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         """Run the work before a step or, if a closure computes the gradients, after each of its calls."""
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        if closure is None:
+            self.before_step()
+            return None
 
-        def wrapped(given: Any) -> Any:
-            return functools.partial(call, given) if callable(given) else given
-
-        def call(closure: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            result = closure(*args, **kwargs)
+        def wrapped(*given: Any, **named: Any) -> Any:
+            result = closure(*given, **named)
             self.before_step()
             return result
 
-        _, *others = args
-        if any(map(callable, (*others, *kwargs.values()))):
-            return (optimizer, *map(wrapped, others)), {name: wrapped(value) for name, value in kwargs.items()}
-        self.before_step()
-        return None
+        return (optimizer, *args[2:]), {**kwargs, "closure": wrapped}
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self.penalised and self.updates_on_step and not self._loss_called:
@@ -484,11 +500,10 @@ class Pruner(HookOwner):
         self, model: nn.Module | None, round_to: int | None, gathers: bool
     ) -> tuple[PrunePlan, nn.Module, dict[str, Tensor]]:
         """Return the plan of a cut, the network that it starts from, and the masks."""
-        self._check_unchanged()
         network = self._network_of(model)
         check_values(network)
         if round_to is not None:
-            check_rounding(round_to, 0)
+            check_round_to(round_to)
         if not is_bool(gathers):
             raise ConfigError(f"`gathers` must be True or False. Got {gathers!r}.")
         network, masks = self._fold_gates(network), self.masks(model)
@@ -497,7 +512,7 @@ class Pruner(HookOwner):
 
     def summary(self) -> Summary:
         """Return width and kept channels per site, and the totals before and after. Prints as a table."""
-        plan, floors, masks = self.plan(), self.floors, self.masks()
+        plan, masks = self.plan(), self.masks()
         dead = self.site_masks.by_site(self.site_masks.dead())
         kept = {name: int(mask.sum()) for name, mask in masks.items()}
         return Summary(
@@ -507,7 +522,7 @@ class Pruner(HookOwner):
                     activation=site.activation,
                     width=site.width,
                     kept=kept[site.name],
-                    floor=floors[site.name],
+                    floor=self.floors[site.name],
                     rounded=int((masks[site.name] & dead[site.name]).sum()),
                     left=len(plan.modules[site.name].outputs) if site.name in plan.modules else site.width,
                 )
@@ -547,7 +562,10 @@ class Pruner(HookOwner):
         plan, network, masks = self._plan_cut(model, round_to, gathers)
         compact, self.certificate = cut_and_verify(plan, network, masks, self.example)
         logger.info("%s", self.certificate)
-        for name, count in self.narrow(masks).items():
+        for name in sorted(self.required):
+            count = int(masks[name].sum())
+            if count >= NARROW * len(masks[name]):
+                continue
             logger.warning(
                 "softprune: '%s' keeps %d of %d channels, and every path to an output passes it: the network may have "
                 "lost what it knew. Set `min_channels`, exclude the site, lower the strength or relax the target",
@@ -573,43 +591,35 @@ class Pruner(HookOwner):
         """Raise a ModelError unless the masked BatchNorms are still part of the model."""
         if self._detached:
             raise ModelError("a pruner cannot be used after detach(). Got a call after it; make a new pruner.")
-        for path, bn in self._members.items():
-            # Runs in every step for every site: get_submodule would take a millisecond for a hundred sites.
-            here: nn.Module | None = self.model
-            for part in path:
-                here = None if here is None else here._modules.get(part)
-            if here is not bn:
+        modules = dict(self.model.named_modules(remove_duplicate=False))
+        for name, bn in self.site_masks.members.items():
+            if modules.get(name) is not bn:
                 raise ModelError(
-                    f"the sites of a pruner must stay in place. '{'.'.join(path)}' is no longer the BatchNorm that was "
-                    "masked; convert modules (convert_sync_batchnorm, fusing, wrapping) before making the pruner, "
-                    "or detach() first."
+                    f"the sites of a pruner must stay in place. '{name}' is no longer the BatchNorm that was masked; "
+                    "convert modules (convert_sync_batchnorm, fusing, wrapping) before making the pruner, or detach() "
+                    "first."
                 )
 
     def _network_of(self, model: nn.Module | None) -> nn.Module:
-        """Return the network inside DDP, EMA or compile wrappers, which must be a copy of this one."""
-        if model is None:
-            return self.model
-        while type(model) is not type(self.model):
-            inner = getattr(model, "module", None) or getattr(model, "_orig_mod", None)
+        """Return the pruned network, or the copy of it inside DDP, EMA or compile wrappers, with the same layers."""
+        network = self.model if model is None else model
+        while type(network) is not type(self.model):
+            inner = getattr(network, "module", None) or getattr(network, "_orig_mod", None)
             if not isinstance(inner, nn.Module):
                 raise ModelError(
                     f"`model` must be a copy of the network that is being pruned, a {type(self.model).__name__}. "
                     f"Got a {type(model).__name__}."
                 )
-            model = inner
-        self._check_shapes(_shapes(model), "`model` must be a copy of the network that is being pruned")
-        return model
-
-    def _check_unchanged(self) -> None:
-        """Raise a ModelError if the network's layers are no longer those that the pruner was made for."""
-        rule = "replace layers, a classifier for example, before the pruner is made"
-        self._check_shapes(_shapes(self.model), rule)
-
-    def _check_shapes(self, theirs: Mapping[str, object], rule: str) -> None:
-        for name in (*self._shapes, *theirs):
-            here, there = self._shapes.get(name), theirs.get(name)
-            if here != there:
-                raise ModelError(f"{rule}. The parameter '{name}' was {here}; got {there}.")
+            network = inner
+        shapes = _shapes(network)
+        for name in (*self._shapes, *shapes):
+            if self._shapes.get(name) != shapes.get(name):
+                raise ModelError(
+                    "`model` must be a copy of the network that is being pruned, whose layers are replaced (a "
+                    f"classifier, for example) before the pruner is made. The parameter '{name}' was "
+                    f"{self._shapes.get(name)}; got {shapes.get(name)}."
+                )
+        return network
 
     # --- the end of the pruner, and its state ---------------------------------------------------------------------
 
@@ -656,9 +666,17 @@ class Pruner(HookOwner):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from :meth:`state_dict`."""
         check_state(state, {"clock", "strength", "begun", "decision"})
-        check_state(state["clock"], set())
         check_strength(state["strength"])
-        check_made_alike(self._made_with(), state)
+        made = self._made_with()
+        ours, theirs = ({**each, **each.get("settings", {})} for each in (made, state))
+        for name, here in ours.items():
+            if name != "settings" and theirs.get(name) != here:
+                later = ", or set pruner.strength after loading" if name == "strength" else ""
+                raise CheckpointError(
+                    "a pruner's state must be of the same method, sites, floors and settings. In this pruner "
+                    f"{name!r} is {here!r}; got {theirs.get(name)!r}. Make the pruner as that of the checkpoint was "
+                    f"made{later}."
+                )
         self.clock.load_state_dict(state["clock"])
         self._set_strength(float(state["strength"]))
         self._begun = bool(state["begun"])
@@ -678,3 +696,83 @@ def undecayed_biases(model: nn.Module, weight_decay: float) -> list[dict[str, An
 
 def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
     return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+
+
+# --- what is checked ------------------------------------------------------------------------------------------------
+
+
+def check_strength(strength: float | Tensor) -> None:
+    """Raise unless it is a number that a loss can be weighted with."""
+    if isinstance(strength, Tensor) and strength.numel() == 1:
+        if strength.device.type != "cpu":
+            return  # reading it would wait for the device
+        strength = strength.item()
+    if not is_number(strength) or not 0 <= strength < math.inf:
+        raise ConfigError(f"`strength` must be a finite number of at least 0. Got {strength!r}; try 1e-4.")
+
+
+def check_positive(name: str, value: object) -> float:
+    """Return `value` as a float, or raise unless it is a finite number above 0."""
+    if not is_number(value) or not 0 < value < math.inf:
+        raise ConfigError(f"`{name}` must be a number above 0. Got {value!r}.")
+    return float(value)
+
+
+def check_has_target(target: TargetLike | None, **options: object) -> None:
+    """Raise if one of `options`, which act on a target alone, is given without one."""
+    for name, value in options.items():
+        if target is None and value is not None:
+            raise ConfigError(f"`{name}` needs a `target`. Got {value!r} without one; set `target`, or leave it out.")
+
+
+def check_state(state: object, keys: set[str]) -> None:
+    """Raise unless it is a pruner's state, whole."""
+    if not isinstance(state, dict) or not keys <= state.keys():
+        got = sorted(state) if isinstance(state, dict) else type(state).__name__
+        raise CheckpointError(
+            f"a pruner's state must be what state_dict() returned. Got {got}; pass that part of the checkpoint."
+        )
+
+
+def check_round_to(round_to: int) -> None:
+    """Raise unless it is a multiple of channels."""
+    if not is_integer(round_to) or round_to < 1:
+        raise ConfigError(f"round_to must be an integer of at least 1. Got {round_to!r}.")
+
+
+def check_values(model: nn.Module) -> None:
+    """Raise unless it is a network whose every parameter has finite values."""
+    check_is_module(model)
+    missing = first_uninitialised(model)
+    if missing is not None:
+        name, kind = missing
+        raise ModelError(
+            f"parameters must have values. Got '{name}', a {kind} one; run the model once, or load its weights, "
+            "before the pruner is made."
+        )
+    bad = non_finite(model)
+    if bad:
+        raise ModelError(
+            f"parameters and statistics must be finite. Got NaN or infinity in '{bad[0]}'; go back to a checkpoint "
+            "from before training diverged."
+        )
+
+
+def nothing_to_prune(model: nn.Module, graph: ChannelGraph, chosen: bool) -> ModelError:
+    """Return the error for a network without a site, with the reasons, and the option that would help.
+
+    ``chosen``: the user includes or excludes BatchNorms, which may be the reason.
+    """
+    kind = type(model).__name__
+    if not graph.frozen:
+        return ModelError(
+            f"softprune masks BatchNorms that an activation follows. Got a {kind} without any BatchNorm: there is "
+            "nothing to prune here. Use a variant of the network that has them."
+        )
+    reasons = dict.fromkeys(f"'{item.name}': {item.reason}" for item in graph.frozen)
+    remedy = "Change `include` and `exclude`" if chosen else "docs/sites.md says which BatchNorms can be masked"
+    further = {} if chosen else graph.further_kinds()
+    if further:
+        counts = ", ".join(f'"{kind}" {count}' for kind, count in further.items())
+        remedy = f"Use SoftPruner with site_kinds={tuple(further)!r}, which may mask some of them: {counts}"
+    return ModelError(f"no BatchNorm of this {kind} can be masked. {first_few([*reasons], 5)}. {remedy}.")

@@ -12,16 +12,13 @@ from softprune.errors import ConfigError, check_choice, few_of, is_number
 from softprune.graph import ChannelGraph, ExampleLike
 from softprune.graph.modules import by_filter
 from softprune.masks import StoredMasks, keep_common
-from softprune.methods.options import PrunerOptions, TargetOptions, check_has_target, is_positive
-from softprune.methods.pruner import GraphReader, Pruner
+from softprune.methods.pruner import GraphReader, Pruner, PrunerOptions, TargetOptions, check_has_target, check_positive
 from softprune.rng import channel_words
 from softprune.target import TargetLike
 
 Ratio = float | Mapping[str, float]
 """The share of channels to remove: one for all sites, or by glob on their names (sites without one stay whole)."""
 Scope = Literal["global", "layer"]
-CountRule = Literal["scp", "pytorch", "torch"]
-"""How a ratio becomes a number of channels; see :func:`dropped_count`."""
 
 
 def check_ratio(value: object, name: str = "ratio") -> float:
@@ -59,7 +56,7 @@ def filled(pruner: Pruner, keep: Mapping[str, Tensor], scores: Mapping[str, Tens
     Of coupled sites, channels that most of them keep come first, then those with the largest scale.
     """
     masks, layout = pruner.site_masks, pruner.site_masks.layout
-    floors = torch.tensor([pruner.floor(site) for site in layout.sites], device=masks.device)
+    floors = torch.tensor([pruner.floors[site.name] for site in layout.sites], device=masks.device)
     row = layout.fill_up(masks.row(keep), masks.row(scores), pruner.round_to, floors)
     if not pruner.coupled:
         return row
@@ -82,13 +79,10 @@ class RankingPruner(Pruner):
     :meth:`scores`.
 
     Args:
-        model: Any network with BatchNorms that an activation follows; masked in place.
-        example: What the model is called with: a tensor, a tuple of arguments, or (args, kwargs).
         ratio: The share of channels to remove, or shares by glob on the BatchNorms' names.
         target: Instead of a ratio, a budget that the cut meets: ``{"macs": 0.5}`` keeps at most half of the MACs.
         latency_batch: Samples per call at which a latency target is measured; the example's by default.
         latency_table: For a latency target of another machine, a table of :func:`softprune.budget.latency_table`.
-        options: Those of every method; see :class:`softprune.methods.options.PrunerOptions`.
     """
 
     once: ClassVar[bool] = True
@@ -116,14 +110,16 @@ class RankingPruner(Pruner):
                 "a ratio and a `target` exclude each other: a target decides how much is removed. "
                 f"Got ratio = {ratio!r} and target = {target!r}; give one of them."
             )
-        self._ratio = self.default_ratio if ratio is None else ratio
         super().__init__(model, example, strength=self.first_strength, **options)
-        if target is not None:
-            try:
+        try:
+            ratio = self.default_ratio if ratio is None else ratio
+            self.ratios = ratio_per_site(ratio, [site.name for site in self.sites])
+            """The share of channels to remove at each site."""
+            if target is not None:
                 self._limit = Limit(target, self._prunable(), batch=latency_batch, table=latency_table)
-            except BaseException:
-                self.detach()
-                raise
+        except BaseException:
+            self.detach()
+            raise
 
     def scores(self, network: nn.Module) -> dict[str, Tensor]:
         """Return a score for every channel, by site. For a ratio they are compared within a site."""
@@ -155,9 +151,6 @@ class RankingPruner(Pruner):
         if self._limit is not None:
             return self.site_masks.row(self._limit.masks(self._fold_gates(network), self.comparable(scores)))
         return filled(self, self.choose(scores), scores)
-
-    def _check_sites(self, names: Sequence[str]) -> None:
-        self.ratios = ratio_per_site(self._ratio, names)
 
     def _make_masks(self) -> StoredMasks:
         return StoredMasks(self.model, self.sites, self.clock, masked_training=True)
@@ -221,11 +214,8 @@ class L1Pruner(FilterPruner):
     weights have the smallest L1 norm. Meant to be fine-tuned.
 
     Args:
-        model: Any network in which layers feed BatchNorms that an activation follows; masked in place.
-        example: What the model is called with: a tensor, a tuple of arguments, or (args, kwargs).
         ratio: The share of filters to remove from every layer, or shares by glob on the BatchNorms' names;
             0.5 by default.
-        options: `target` and those of every method; see :class:`RankingPruner`.
     """
 
     name = "l1"
@@ -249,12 +239,9 @@ class TaylorPruner(RankingPruner):
     once. Meant to be fine-tuned.
 
     Args:
-        model: Any network with BatchNorms that an activation follows; masked in place.
-        example: What the model is called with: a tensor, a tuple of arguments, or (args, kwargs).
         scope: With a `target`, "global" compares channels over the whole network, and "layer" removes the same share
             of every site.
         ratio: The share of channels to remove at every site, or shares by glob on their names; 0.5 by default.
-        options: `target` and those of every method; see :class:`RankingPruner`.
     """
 
     name = "taylor"
@@ -298,10 +285,7 @@ class RandomPruner(RankingPruner):
     The control: a method's criterion must do better.
 
     Args:
-        model: Any network with BatchNorms that an activation follows; masked in place.
-        example: What the model is called with: a tensor, a tuple of arguments, or (args, kwargs).
         ratio: The share of channels to remove at every site, or shares by glob on their names; 0.5 by default.
-        options: `target` and those of every method; see :class:`RankingPruner`.
     """
 
     name = "random"
@@ -311,18 +295,6 @@ class RandomPruner(RankingPruner):
     def scores(self, network: nn.Module) -> dict[str, Tensor]:
         device, seed = self.clock.step.device, self.clock.seed
         return {site.name: channel_words(seed, i, site.width, device) for i, site in enumerate(self.sites)}
-
-
-def dropped_count(ratio: float, total: int, count: CountRule = "scp") -> int:
-    """Return how many of `total` channels go.
-
-    "scp": all but int((1 - ratio) total), as in the SCP authors' port, whose numbers are in the paper's tables.
-    "pytorch": int(ratio total) + 1, as in the authors' PyTorch code, whose threshold is itself dropped.
-    "torch": int(ratio total), as in their first release.
-    """
-    if count == "scp":
-        return total - int((1 - ratio) * total)
-    return int(ratio * total) + (count == "pytorch")
 
 
 class SlimmingPruner(RankingPruner):
@@ -335,19 +307,15 @@ class SlimmingPruner(RankingPruner):
     path passes through it, its best channel stays.
 
     Args:
-        model: Any network with BatchNorms that an activation follows; masked in place.
-        example: What the model is called with: a tensor, a tuple of arguments, or (args, kwargs).
         strength: Weight of the penalty (1e-4 for VGG, 1e-5 for ResNet-164 and DenseNet-40).
         ratio: The share of channels to remove; 0.7 by default.
-        count: How the ratio becomes a number: "scp", "pytorch" or "torch"; see :func:`dropped_count`.
         initial_scale: Set the scales to this when training begins (the authors' networks start at 0.5). None leaves
             them, as is right for a network that is trained already.
-        options: `target` and those of every method; see :class:`RankingPruner`.
     """
 
     name = "slimming"
     description = "L1 penalty on BatchNorm scales, then one threshold over all of them; to be fine-tuned"
-    settings = ("ratio", "count")
+    settings = ("ratio",)
     penalised = True
     default_ratio = 0.7
 
@@ -358,20 +326,12 @@ class SlimmingPruner(RankingPruner):
         *,
         strength: float = 1e-4,
         ratio: float | None = None,
-        count: CountRule = "scp",
         initial_scale: float | None = None,
         **options: Unpack[TargetOptions],
     ) -> None:
-        check_choice("`count`", count, get_args(CountRule))
-        if initial_scale is not None and not is_positive(initial_scale):
-            raise ConfigError(
-                f"`initial_scale` must be a number above 0, or None. Got {initial_scale!r}; the authors' is 0.5."
-            )
-        self.first_strength, self.count, self._initial_scale = strength, count, initial_scale
+        self.first_strength, self.ratio = strength, check_ratio(self.default_ratio if ratio is None else ratio)
+        self._initial_scale = None if initial_scale is None else check_positive("initial_scale", initial_scale)
         super().__init__(model, example, ratio=ratio, **options)
-
-    def _check_sites(self, names: Sequence[str]) -> None:
-        self.ratio = check_ratio(self._ratio)  # of all channels together
 
     @torch.no_grad()
     def _begin(self) -> None:
@@ -397,6 +357,7 @@ class SlimmingPruner(RankingPruner):
     def choose(self, scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
         row = torch.cat([scores[site.name] for site in self.sites])
         keep = torch.ones_like(row, dtype=torch.bool)
-        keep[lowest(row, dropped_count(self.ratio, len(row), self.count))] = False
+        # All but int((1 - ratio) total), as in the SCP authors' port, whose numbers are in the paper's tables.
+        keep[lowest(row, len(row) - int((1 - self.ratio) * len(row)))] = False
         parts = keep.split([site.width for site in self.sites])
         return {site.name: part for site, part in zip(self.sites, parts, strict=True)}

@@ -15,8 +15,7 @@ from softprune.graph import ChannelGraph, ExampleLike
 from softprune.graph.sites import DEFAULT_KINDS
 from softprune.log import get_logger
 from softprune.masks import MaskConfig, SoftMasks
-from softprune.methods.options import PrunerOptions, check_has_target, check_state, check_values
-from softprune.methods.pruner import GraphReader, Pruner
+from softprune.methods.pruner import GraphReader, Pruner, PrunerOptions, check_has_target, check_state, check_values
 from softprune.methods.ranking import check_ratio
 from softprune.target import TargetLike
 
@@ -44,7 +43,7 @@ class SoftPruner(Pruner):
         site_kinds: Kinds of sites beside BatchNorms that an activation reads: "sum" (BatchNorms that are added and then
             activated share a mask; the default), "linear" (BatchNorms without an activation), "stream" (all BatchNorms
             that write one residual stream share a mask).
-        options: Those of every method; see :class:`softprune.methods.options.PrunerOptions`.
+        options: Those of :class:`softprune.methods.pruner.PrunerOptions`.
     """
 
     name = "scp"
@@ -136,8 +135,7 @@ class SoftPruner(Pruner):
 
     def update_strength(self, step: int) -> None:
         if self.budget is not None and self.measures_at(step):
-            self._check_unchanged()
-            check_values(self.model)  # raises: training has diverged
+            check_values(self._network_of(None))  # raises where training has diverged
             self.budget.update(step)
 
     def _step_done(self) -> None:
@@ -233,14 +231,11 @@ class TargetSoftPruner(SoftPruner):
     gradient in every step.
 
     Args:
-        model: Any network with BatchNorms that an activation follows; masked in place.
-        example: What the model is called with: a tensor, a tuple of arguments, or (args, kwargs).
         ratio: The share of channels, over all sites, that is to be dropped.
         strength: Weight of the sparsity loss: how hard the chosen channels are pushed, no longer how many go. Too
             small, and they do not die within the training.
         masks: The constants of the masks; the defaults are the authors'.
         site_kinds: Kinds of sites beside BatchNorms that an activation reads, as :class:`SoftPruner` takes them.
-        options: Those of every method; see :class:`softprune.methods.options.PrunerOptions`.
     """
 
     name = "scp-target"

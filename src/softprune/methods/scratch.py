@@ -6,16 +6,16 @@ A control: do the remaining weights matter, or only the widths?
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from softprune.cut import PrunePlan, plans_of, read_plans, saved_path
+from softprune.cut.selection import Globs
 from softprune.errors import CheckpointError, ConfigError, PlanError
 from softprune.graph import ChannelGraph, ExampleLike
 from softprune.masks import StoredMasks
-from softprune.methods.options import SiteOptions
 from softprune.methods.pruner import GraphReader, Pruner
 
 PlanLike = PrunePlan | Sequence[PrunePlan] | str | os.PathLike[str]
@@ -31,9 +31,11 @@ class ScratchPruner(Pruner):
 
     Args:
         model: A newly built network of the definition that was pruned; masked in place.
-        example: What the model is called with: a tensor, a tuple of arguments, or (args, kwargs).
+        example: What it is called with.
         plan: The shape: a plan, the file of a compact network, or the folder of a finished run.
-        options: See :class:`softprune.methods.options.SiteOptions`; they choose among the plan's sites.
+        include: Train under the masks of these sites of the plan alone.
+        exclude: Leave these sites whole.
+        seed: Has no effect; the method draws nothing.
     """
 
     name = "scratch"
@@ -41,7 +43,14 @@ class ScratchPruner(Pruner):
     continues = True
 
     def __init__(
-        self, model: nn.Module, example: ExampleLike, *, plan: PlanLike | None = None, **options: Unpack[SiteOptions]
+        self,
+        model: nn.Module,
+        example: ExampleLike,
+        *,
+        plan: PlanLike | None = None,
+        include: Globs | None = None,
+        exclude: Globs | None = None,
+        seed: int = 0,
     ) -> None:
         if plan is None:
             raise ConfigError(
@@ -49,7 +58,7 @@ class ScratchPruner(Pruner):
                 "(method.options.plan in a recipe)."
             )
         self._plans = _plans(plan)
-        super().__init__(model, example, **options)
+        super().__init__(model, example, include=include, exclude=exclude, seed=seed)
 
     def _read(self, read: GraphReader) -> ChannelGraph:
         cuts = plans_of(self.model)

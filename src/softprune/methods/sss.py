@@ -15,8 +15,7 @@ from softprune.graph import ChannelGraph, ExampleLike
 from softprune.graph.channels import BinaryOp, ConstantOp, ForwardAnalysis, IntArray, LayerOp, NormOp, Use, per_group
 from softprune.masks import Folded, MaskedBatchNorm
 from softprune.methods.learned import LearnedMasks, LearnedPruner
-from softprune.methods.options import PrunerOptions
-from softprune.methods.pruner import GraphReader
+from softprune.methods.pruner import GraphReader, PrunerOptions
 
 Structure = Literal["auto", "block", "channel"]
 _DATA = 1
@@ -116,7 +115,7 @@ class FactorMasks(LearnedMasks):
     def __init__(self, pruner: "SssPruner") -> None:
         super().__init__(pruner.model, pruner.sites, pruner.clock)
         self.round_to = 1 if pruner.branches else pruner.round_to
-        self.floors = torch.tensor([0 if pruner.branches else pruner.floor(site) for site in self.layout.sites])
+        self.floors = torch.tensor([0 if pruner.branches else pruner.floors[site.name] for site in self.layout.sites])
         number = {name: i for i, norms in enumerate(pruner.branches.values()) for name in norms}
         self.places = [slice(number[n], number[n] + 1) for n in self.layout.members] if number else self.columns
         """The factors of each BatchNorm."""
@@ -159,11 +158,8 @@ class SssPruner(LearnedPruner):
     channel of each BatchNorm that an activation follows.
 
     Args:
-        model: A network with residual branches (blocks), or any with BatchNorms that an activation follows.
-        example: What the model is called with: a tensor, a tuple of arguments, or (args, kwargs).
         strength: Weight of the factors' sum (the authors' gamma; 0.01 in their ImageNet configuration).
         structure: "block", "channel", or "auto": blocks where the network has residual branches, channels elsewhere.
-        options: Those of every method; see :class:`softprune.methods.options.PrunerOptions`.
     """
 
     name = "sss"

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from softprune.errors import ConfigError
 from softprune.graph import ExampleLike
 from softprune.methods.learned import LearnedMasks, LearnedPruner
-from softprune.methods.options import PrunerOptions, is_positive
+from softprune.methods.pruner import PrunerOptions, check_positive
 from softprune.methods.ranking import filled
 from softprune.rng import Clock, uniform_noise
 
@@ -47,14 +46,11 @@ class VariationalPruner(LearnedPruner):
     and momentum.
 
     Args:
-        model: Any network with BatchNorms that an activation follows; masked in place.
-        example: What the model is called with: a tensor, a tuple of arguments, or (args, kwargs).
         strength: Weight of the divergence; 1 / (number of training images) would be the evidence lower bound.
         mu_below: A dropped channel's |mu| is below this.
         sigma_below: And its sigma below this.
         sigma: Standard deviation at the start. A scale that decays from 1 to 0 lets it grow by a factor of 1.4, so
             that it must start well below `sigma_below`.
-        options: Those of every method; see :class:`softprune.methods.options.PrunerOptions`.
     """
 
     name = "variational"
@@ -73,10 +69,9 @@ class VariationalPruner(LearnedPruner):
         sigma: float = 0.005,
         **options: Unpack[PrunerOptions],
     ) -> None:
-        for key, value in (("mu_below", mu_below), ("sigma_below", sigma_below), ("sigma", sigma)):
-            if not is_positive(value):
-                raise ConfigError(f"`{key}` must be a number above 0. Got {value!r}.")
-        self.mu_below, self.sigma_below, self._sigma = float(mu_below), float(sigma_below), float(sigma)
+        self.mu_below = check_positive("mu_below", mu_below)
+        self.sigma_below = check_positive("sigma_below", sigma_below)
+        self._sigma = check_positive("sigma", sigma)
         super().__init__(model, example, strength=strength, **options)
 
     def _make_masks(self) -> PosteriorMasks:

@@ -9,7 +9,7 @@ from softprune.errors import CheckpointError, check_choice
 from softprune.graph import ExampleLike
 from softprune.graph.modules import by_filter
 from softprune.masks import StoredMasks
-from softprune.methods.options import TargetOptions
+from softprune.methods.pruner import TargetOptions
 from softprune.methods.ranking import FilterPruner, Ratio
 
 Evaluation = Literal["strict", "authors"]
@@ -24,13 +24,10 @@ class SfpPruner(FilterPruner):
     are still trained. The cut removes the filters that are zero, also with ``evaluation="authors"``.
 
     Args:
-        model: Any network in which convolutions feed BatchNorms; masked in place.
-        example: What the model is called with: a tensor, a tuple of arguments, or (args, kwargs).
         ratio: The share of filters that is zero in every layer (the authors' 1 - rate), or shares by glob on the
             BatchNorms' names; 0.4 by default.
         evaluation: "strict": a zeroed filter's channel is zero in evaluation. "authors": its BatchNorm's constant
             stays, as in the authors' code.
-        options: `target` and those of every method; see :class:`RankingPruner`.
     """
 
     name = "sfp"
@@ -108,12 +105,9 @@ class FpgmPruner(SfpPruner):
     code their gradients are masked in between; momentum and weight decay still act on them.
 
     Args:
-        model: Any network in which convolutions feed BatchNorms; masked in place.
-        example: What the model is called with: a tensor, a tuple of arguments, or (args, kwargs).
         ratio_dist: The share of filters to remove (the authors' rate_dist), or shares by glob; 0.4 by default.
         evaluation: "strict": a zeroed filter's channel is zero, in training too. "authors": its BatchNorm's constant
             stays, as in the authors' code.
-        options: `target` and those of every method; see :class:`RankingPruner`.
     """
 
     name = "fpgm"

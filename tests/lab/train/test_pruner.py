@@ -9,7 +9,7 @@ from softprune.errors import ConfigError
 from softprune.lab.config.settings import MethodConfig, RunConfig
 from softprune.lab.train.method import RECIPE_KEYS, check_method, options_of
 from softprune.methods import REGISTRY, RankingPruner
-from softprune.methods.options import keywords_of
+from softprune.methods.pruner import keywords_of
 
 
 @pytest.mark.parametrize("option", sorted(RECIPE_KEYS))

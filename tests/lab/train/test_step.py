@@ -104,7 +104,7 @@ def test_is_what_a_plain_loop_computes(options):
             images, labels = batches.batch(torch.tensor([position]), clock)
             optimizer.param_groups[0]["lr"].fill_(0.1 if number < 5 else 0.01)
             optimizer.zero_grad()
-            pruner.draw_ahead(draw_chain)
+            pruner.site_masks.draw_ahead(draw_chain)
             with torch.autocast("cpu", torch.bfloat16, enabled="precision" in options):
                 logits = model(images)
             logits = logits.float()

@@ -258,7 +258,7 @@ class TrainStep:
         torch.index_select(self._rates, 0, self._position, out=self._rate)
         self.optimizer.zero_grad(set_to_none=True)
         if self.pruner is not None:
-            self.pruner.draw_ahead(self._chain)
+            self.pruner.site_masks.draw_ahead(self._chain)
         self._forward(self._position).backward()
         if self.device.type == "cuda":
             match_gradients(self.optimizer)
