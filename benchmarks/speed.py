@@ -25,8 +25,8 @@ from vision import import_torchvision
 
 import softprune
 from softprune.bench import Runtime, alternate, paired_ratio
-from softprune.cut import make_plan, plain_copy, required_sites
-from softprune.cut.apply import cut_
+from softprune.cut import make_plan, required_sites
+from softprune.cut.apply import apply_plan
 from softprune.cut.selection import read_graph
 from softprune.devices import default_multiple, fitting_multiple, synchronizer
 from softprune.graph.sites import DEFAULT_KINDS
@@ -82,8 +82,7 @@ class Networks:
         for _ in range(7):
             middle = (low + high) / 2
             low, high = (middle, high) if plan(middle).macs <= most else (low, middle)
-        found = plan(low)
-        return plain_copy(self.dense, lambda copy: cut_(found, copy))
+        return apply_plan(plan(low), self.dense)
 
     def row(self, kinds: str, multiple: int, how: Runtime, repeats: int) -> dict[str, Any]:
         """Time dense and compact network in turns."""

@@ -14,15 +14,9 @@ from comparing import assert_exact, random_masks
 from topologies import conv, pooled, randomise_
 from torch import Tensor, nn
 
-from softprune.cut import floor_masks, make_plan, selection
+from softprune.cut import floor_masks, make_plan
 from softprune.cut.selection import read_graph
 from softprune.graph import ChannelGraph
-
-
-@pytest.fixture(autouse=True)
-def with_sites_of_which_nothing_can_be_removed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their dead channels stay, and what follows them must be read as exactly."""
-    monkeypatch.setattr(selection, "_irremovable", lambda graph, model: {})
 
 
 class Nasty(nn.Module):

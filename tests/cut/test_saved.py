@@ -23,20 +23,9 @@ from torch import Tensor, nn
 
 import softprune as sp
 from softprune import models
-from softprune.cut import (
-    Origin,
-    PrunePlan,
-    apply_plan,
-    check_saved_shapes,
-    load,
-    make_plan,
-    plans_of,
-    read_origin,
-    required_sites,
-    save,
-)
+from softprune.cut import Origin, PrunePlan, apply_plan, load, make_plan, plans_of, read_origin, required_sites, save
 from softprune.cut.selection import read_graph
-from softprune.errors import CheckpointError, FileFormatError, ModelError, PlanError, SoftpruneError
+from softprune.errors import CheckpointError, ModelError, PlanError, SoftpruneError
 from softprune.graph import ChannelGraph, ConstantOutput, trace
 from softprune.methods import L1Pruner
 
@@ -170,18 +159,6 @@ def test_damaged_files_are_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(SoftpruneError, match=message):
         sp.load(file, model)
     assert all(torch.equal(tensor, before[key]) for key, tensor in model.state_dict().items())
-
-
-def test_the_shapes_of_a_file_are_checked_before_memory_is_allocated(tmp_path: Path) -> None:
-    file = sp.save(compact_of("chain")[1], tmp_path / "net")
-    with torch.device("meta"):
-        model = TOPOLOGIES["chain"].build()
-    check_saved_shapes(file, model)
-    with pytest.raises(ModelError, match=r"'conv1\.weight' on the meta device.*to_empty\(device=\.\.\.\)"):
-        sp.load(file, model)
-    rewrite(file, tensors=lambda tensors: tensors.update({"fc.bias": torch.zeros(6)}))
-    with pytest.raises(FileFormatError, match=r"'fc\.bias' should be \(5,\); got \(6,\)"):
-        check_saved_shapes(file, model)
 
 
 @pytest.mark.parametrize("origin", [None, [], "vgg16", {}, {"model": "a", "data": "b", "input_shape": "x"}])

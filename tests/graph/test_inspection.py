@@ -278,32 +278,6 @@ def test_it_names_the_kind_of_every_site_and_who_shares_a_mask() -> None:
     assert re.search(r"^same +6 +shares the mask of 'bn3'$", text, re.M)
 
 
-def test_sites_whose_dead_channels_stay_are_frozen() -> None:
-    class Shifted(Chain):
-        def forward(self, x: Tensor) -> Tensor:
-            x = F.relu(self.bn1(self.conv1(x))) + torch.tensor(1.0)  # conv2 pads zeros around it
-            return self.fc(pooled(F.relu(self.bn2(self.conv2(x)))))
-
-    found = sp.inspect(Shifted(), IMAGE)
-    assert re.search(r"^bn1 +8 +frozen: no channel can be removed: dead ones are not zero", str(found), re.M)
-    assert [site.name for site in found.sites] == ["bn2"]
-    assert [site.name for site in sp.inspect(Chain(), IMAGE).sites] == ["bn1", "bn2"]
-
-
-@pytest.mark.parametrize("value", [0.0, 0.5])
-def test_sites_do_not_depend_on_the_weights(value: float) -> None:
-    class Learned(Chain):
-        def __init__(self) -> None:
-            super().__init__()
-            self.shift = nn.Parameter(torch.full((8, 1, 1), value))
-
-        def forward(self, x: Tensor) -> Tensor:
-            x = F.relu(self.bn1(self.conv1(x))) + self.shift
-            return self.fc(pooled(F.relu(self.bn2(self.conv2(x)))))
-
-    assert [site.name for site in sp.inspect(Learned(), IMAGE).sites] == ["bn1", "bn2"]
-
-
 @pytest.mark.parametrize(
     ("sliced", "width"), [(lambda x: x[:, : x.shape[1] // 4], 2), (lambda x: x[:, x.shape[1] // 4 :], 6)]
 )
@@ -322,15 +296,6 @@ def test_slices_at_a_share_of_the_width_freeze_their_channels_alone(
     found = sp.inspect(Sliced(), IMAGE)
     assert [site.name for site in found.sites] == ["bn2"]
     assert "slices channels" in found.frozen[0].reason
-
-
-def test_a_condition_that_is_added_freezes_its_site() -> None:
-    class Conditioned(Chain):
-        def forward(self, x: Tensor, condition: Tensor) -> Tensor:
-            x = F.relu(self.bn1(self.conv1(x))) + condition[:, :, None, None]
-            return self.fc(pooled(F.relu(self.bn2(self.conv2(x)))))
-
-    assert [site.name for site in sp.inspect(Conditioned(), (IMAGE, torch.randn(len(IMAGE), 8))).sites] == ["bn2"]
 
 
 def test_it_says_which_kinds_would_mask_what_is_frozen() -> None:

@@ -26,7 +26,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from softprune.bench import Runtime, paired_ratio
 from softprune.cut import ModuleCut, PrunePlan, make_plan, plain_copy
-from softprune.cut.apply import cut_
+from softprune.cut.apply import apply_plan
 from softprune.cut.selection import read_graph
 from softprune.devices import IMAGE_CHANNELS, Call, seconds, synchronizer
 from softprune.errors import ConfigError, ModelError, first_line, import_optional
@@ -236,7 +236,7 @@ def measure_latency(
         counts = {site.name: -(-max(1, round(share * site.width)) // round_to) * round_to for site in graph.sites}
         masks = {site.name: torch.arange(site.width) < counts[site.name] for site in graph.sites}
         plans[share] = make_plan(graph, network, masks, round_to=round_to)
-    networks = {str(share): plain_copy(network, functools.partial(cut_, plan)) for share, plan in plans.items()}
+    networks = {str(share): apply_plan(plan, network) for share, plan in plans.items()}
     found = runtime.time(networks, call)
     dense = found["1.0"]
     # Ratios of neighbouring blocks, since other load on the machine affects both.

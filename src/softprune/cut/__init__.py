@@ -18,9 +18,7 @@ from softprune.cut.apply import plain_copy as plain_copy
 from softprune.cut.apply import plans_of as plans_of
 from softprune.cut.verify import without_gc as without_gc
 from softprune.cut.apply import remap_optimizer as remap_optimizer
-from softprune.cut.saved import LARGEST_INPUT as LARGEST_INPUT
 from softprune.cut.saved import Origin as Origin
-from softprune.cut.saved import check_saved_shapes as check_saved_shapes
 from softprune.cut.saved import load as load
 from softprune.cut.saved import read_origin as read_origin
 from softprune.cut.saved import read_plans as read_plans

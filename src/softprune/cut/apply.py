@@ -2,7 +2,7 @@
 
 import copy
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -34,23 +34,15 @@ def plans_of(model: nn.Module) -> tuple[PrunePlan, ...]:
     return getattr(model, HISTORY, ())
 
 
-Change = Callable[[nn.Module], object]
-"""Changes a network in place."""
-
-
-def plain_copy(model: nn.Module, change_: Change | None = None, *, share: bool = False) -> nn.Module:
+def plain_copy(model: nn.Module, *, share: bool = False) -> nn.Module:
     """Return a deep copy of `model` without masks. Arguments as in :func:`duplicated`."""
-
-    def unmask_and_change_(duplicate: nn.Module) -> None:
-        unmask_model_(duplicate)
-        if change_ is not None:
-            change_(duplicate)
-
-    return duplicated(model, unmask_and_change_, share=share)
+    copied = duplicated(model, share=share)
+    unmask_model_(copied)
+    return copied
 
 
-def duplicated(model: nn.Module, change_: Change | None = None, *, share: bool = False) -> nn.Module:
-    """Return a deep copy of `model`, changed by `change_`.
+def duplicated(model: nn.Module, *, share: bool = False) -> nn.Module:
+    """Return a deep copy of `model`.
 
     With `share` the parameters keep the memory of the originals, for a copy that is only called.
     """
@@ -78,8 +70,6 @@ def duplicated(model: nn.Module, change_: Change | None = None, *, share: bool =
     modes = {name: module.training for name, module in model.named_modules()}
     for name, module in duplicate.named_modules():  # torch.fx's copies of itself come back in training mode
         module.training = modes.get(name, module.training)
-    if change_ is not None:
-        change_(duplicate)
     return duplicate
 
 
@@ -98,7 +88,9 @@ def apply_plan(plan: PrunePlan, model: nn.Module) -> nn.Module:
             "pass what pruner.plan() or PrunePlan.from_json() returned."
         )
     plan.check_fits(model)
-    return plain_copy(model, lambda compact: cut_(plan, compact))
+    compact = plain_copy(model)
+    cut_(plan, compact)
+    return compact
 
 
 def cut_(plan: PrunePlan, compact: nn.Module) -> None:

@@ -25,8 +25,6 @@ DOCUMENT = "softprune"
 """Metadata key: format, version, plans and origin as JSON text."""
 CHECKSUM = "sha256"
 """Metadata key: the digest of the header without this key, and of all tensors."""
-LARGEST_INPUT = 2**22
-"""Numbers in an example that a run or a file asks for, such as 3 x 1024 x 1024."""
 _AGAIN = "Save or copy it again; `softprune compact RUN` writes that of a run."
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -156,19 +154,6 @@ def read_origin(path: str | os.PathLike[str]) -> Origin | None:
         return Origin(str(found["model"]), str(found["data"]), tuple(map(int, found["input_shape"])))
     except (FileFormatError, KeyError, TypeError, ValueError):
         return None
-
-
-def check_saved_shapes(path: str | os.PathLike[str], model: nn.Module) -> None:
-    """Raise unless the tensors of a saved network fit `model` cut by its plans; `model` may be on the meta device.
-
-    It tells whether the dense definition is the right one before memory is allocated for it.
-    """
-    file = saved_path(path)
-    header = _read(file)[0]
-    for plan in _plans(file, header):
-        model = apply_plan(plan, model)
-    tensors = {name: tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"}
-    _check_shapes(model.state_dict(), tensors)
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:

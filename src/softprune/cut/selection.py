@@ -1,15 +1,13 @@
 """Choose the BatchNorms to prune, and show them: sites, frozen BatchNorms with reasons, what is left at best."""
 
 import fnmatch
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-import torch
 from torch import nn
 
 from softprune.costs import cost
 from softprune.cut.analyses import floor_masks, required_sites
-from softprune.cut.apply import duplicated
 from softprune.cut.plan import dense_macs, make_plan
 from softprune.cut.trial import trial_cut
 from softprune.cut.verify import without_gc
@@ -53,8 +51,7 @@ def read_graph(
 
     graph = _with_unread(trace(model, example), model).with_kinds(chosen, every_norm=every_norm)
     graph = trial_cut(graph, model)
-    graph = graph.only(_chosen(graph, included, excluded))
-    return graph.only(_irremovable(graph, model))
+    return graph.only(_chosen(graph, included, excluded))
 
 
 def check_kinds(site_kinds: Iterable[str]) -> tuple[str, ...]:
@@ -117,43 +114,6 @@ def _chosen(graph: ChannelGraph, include: list[str] | None, exclude: list[str]) 
     return left_out
 
 
-def _irremovable(graph: ChannelGraph, model: nn.Module) -> dict[str, str]:
-    """Sites to freeze -> why: those whose death removes nothing, neither alone nor with that of all others.
-
-    The answer must not depend on the weights: training resumes with the same sites. So it is asked twice, with all
-    parameters 0, where constants vanish, and 1, where a division by a parameter is defined. Both must agree.
-    """
-    if not graph.sites or any(parameter.is_meta for parameter in model.parameters()):
-        return {}
-    found = _without_effect(graph, model, 0.0)
-    if found:
-        found &= _without_effect(graph, model, 1.0)
-    return dict.fromkeys(found, "no channel can be removed: dead ones are not zero where they are read")
-
-
-def _without_effect(graph: ChannelGraph, model: nn.Module, value: float) -> set[str]:
-    """Sites whose death removes nothing if all parameters are `value`."""
-
-    def fill_(copy: nn.Module) -> None:
-        for parameter in copy.parameters():
-            parameter.data = torch.full_like(parameter.data, value)
-
-    network, masks = duplicated(model, fill_, share=True), floor_masks(graph)
-    floor = make_plan(graph, network, masks)
-
-    def size(kept: Callable[[str], bool]) -> tuple[int, int]:
-        plan = make_plan(graph, network, {name: mask for name, mask in masks.items() if kept(name)})
-        return plan.macs, plan.params
-
-    return {
-        site.name
-        for site in graph.sites
-        if all(len(floor.modules[name].outputs) == site.width > 1 for name in site.members)
-        and size(site.name.__eq__) == (floor.dense_macs, floor.dense_params)
-        and size(site.name.__ne__) == (floor.macs, floor.params)
-    }
-
-
 def _matches(names: Iterable[str], globs: Iterable[str]) -> bool:
     return any(fnmatch.fnmatchcase(name, glob) for name in names for glob in globs)
 
@@ -175,8 +135,6 @@ class Inspection:
     """Operators without a rule that freeze channels -> a place where they stand."""
     unreached: tuple[str, ...]
     """Parameters that the example does not lead to; what they would read may be cut away."""
-    size_dependence: str
-    """The first operator that another input size changes; empty where none is known."""
     available: dict[str, int]
     """Kinds of sites that were not requested -> frozen BatchNorms that they would mask."""
 
@@ -198,8 +156,6 @@ class Inspection:
         if self.unreached:
             shown = first_few(self.unreached)
             lines.append(f"not reached by the example, so that what they read may be cut away: {shown}")
-        if self.size_dependence:
-            lines.append(f"forward() depends on the input size ({self.size_dependence}): verify cuts at each size")
         if self.available:
             more = ", ".join(f'"{kind}" masks {count}' for kind, count in self.available.items())
             lines.append(f"of the frozen BatchNorms site_kinds={more} more")
@@ -257,6 +213,5 @@ def inspect(
         floor_params=floor.params,
         unknown_operators=graph.unknown,
         unreached=graph.unreached,
-        size_dependence=graph.size_dependence,
         available=graph.further_kinds(),
     )

@@ -120,7 +120,8 @@ class _Trial:
         required = required_sites(graph)
         few = {name: mask if mask.any() or name not in required else ~mask for name, mask in few.items()}
         self._mask_sets = [masks, few, floor_masks(graph)]
-        self._copy = plain_copy(model, lambda copy: _perturb_(copy.eval(), generator))
+        self._copy = plain_copy(model).eval()
+        _perturb_(self._copy, generator)
         masks = graph.member_masks(masks)
         outputs, foreign = self._accepted(graph.example, masks, model)
         if foreign:
@@ -179,7 +180,7 @@ class _Trial:
         """
         own, failures = self._copy, []
         for self._convert_ in (nn.Module.double, nn.Module.float):
-            self._copy = plain_copy(own, self._convert_)
+            self._copy = self._convert_(plain_copy(own))
             example = given.to_model(self._copy)
             quick = noise(example if example.batch_size() is None else example.with_batch(2), 0, smallest)
             for self._input in (quick, example):
@@ -200,7 +201,7 @@ class _Trial:
 
     def _check_equal(self, outputs: list[Tensor], masks: dict[str, Tensor]) -> None:
         """Raise unless a copy of the copy gives the same `outputs`."""
-        name, twin = type(self._copy).__name__, plain_copy(self._copy, self._convert_, share=True)
+        name, twin = type(self._copy).__name__, self._convert_(plain_copy(self._copy, share=True))
         mask_sites_(twin, masks)
         try:
             difference, scale = compare(outputs, outputs_of(twin, self._input))

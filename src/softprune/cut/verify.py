@@ -11,19 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from softprune.cut.apply import Change, cut_, duplicated, plain_copy, plans_of
+from softprune.cut.apply import cut_, duplicated, plain_copy
 from softprune.cut.plan import PrunePlan
 from softprune.errors import ModelError, VerificationError, few_of
 from softprune.graph import Example, ExampleLike, check_is_module
 from softprune.graph.reader import PROCESS_WIDE, leaves_of
 from softprune.masks import mask_sites_, unmask_model_
 from softprune.module_state import state_kept
-
-# --- inputs and outputs -----------------------------------------------------------------------------------------------
-
-FAINT = 1e-5
-"""The scale of an output is at least this share of the largest output's scale."""
-
 
 # --- inputs -----------------------------------------------------------------------------------------------------------
 
@@ -191,6 +185,10 @@ class _StorageReads(TorchDispatchMode):
                 self._note(value)
 
 
+FAINT = 1e-5
+"""The scale of an output is at least this share of the largest output's scale."""
+
+
 def compare(expected: Sequence[Tensor], got: Sequence[Tensor]) -> tuple[float, float]:
     """Return (difference, scale) of the output that differs most, relative to its own scale.
 
@@ -275,13 +273,13 @@ def verify(
 
     They are compared in float64, and then each in its own precision with the outputs in float64. The random input also
     has another batch size, and samples of several scales. A network whose forward() runs in its own dtype only is
-    compared in that dtype, to `OWN_TOLERANCE`. Raise a VerificationError that names the first module that differs.
-    Neither network is changed.
+    compared in that dtype, to `OWN_TOLERANCE`. Raise a VerificationError where they differ. Neither network is
+    changed.
     """
     for network in (masked, compact):
         check_is_module(network)
-    proof = _Proof(lambda change_, share: duplicated(masked, change_, share=share), example, tolerance, seed)
-    found = proof.compare(duplicated(compact, proof.widen_), (masked, compact))
+    proof = _Proof(duplicated(masked, share=True), duplicated(masked), example, tolerance, seed)
+    found = proof.compare(proof.widened(duplicated(compact)), (masked, compact))
     return proof.compare_rounded(duplicated(compact, share=True), found)
 
 
@@ -295,22 +293,13 @@ def cut_and_verify(
     network's own dtypes, compared again and returned.
     """
     plan.check_fits(network)
-
-    def masked(change_: Change, share: bool) -> nn.Module:
-        def mask_and_change_(copy: nn.Module) -> None:
-            change_(copy)
-            mask_sites_(copy, {**plan.masks(), **masks})  # a site's mask holds for all of its BatchNorms
-
-        return plain_copy(network, mask_and_change_, share=share)
-
-    proof = _Proof(masked, example, TOLERANCE, 0)
-
-    def widen_and_cut_(copy: nn.Module) -> None:
-        proof.widen_(copy)
-        plan.check_fits(copy)  # a __deepcopy__ of the network's own may have built another network
-        cut_(plan, copy)
-
-    compact = plain_copy(network, widen_and_cut_)
+    own, reference = plain_copy(network, share=True), plain_copy(network)
+    for copy in (own, reference):
+        mask_sites_(copy, {**plan.masks(), **masks})  # a site's mask holds for all of its BatchNorms
+    proof = _Proof(own, reference, example, TOLERANCE, 0)
+    compact = proof.widened(plain_copy(network))
+    plan.check_fits(compact)  # a __deepcopy__ of the network's own may have built another network
+    cut_(plan, compact)
     found = proof.compare(compact, (network,))
     _narrow_(compact, network)
     return compact, proof.compare_rounded(compact, found)
@@ -353,69 +342,65 @@ def _narrow_(compact: nn.Module, network: nn.Module) -> None:
                 module._buffers[name] = own(path, name, buffer)
 
 
+def _outputs(reference: nn.Module, given: Example, seed: int) -> list[tuple[Example, list[Tensor]]]:
+    """Return the example and the first random input that the masked network takes, with its outputs."""
+    # More than two samples take time and show nothing new, but some networks take one batch size only.
+    found = _first_taken(reference, (given.first(2), given))
+    if isinstance(found, VerificationError):
+        raise found
+    if isinstance(found, Exception):
+        raise ModelError(
+            f"a network must run on its example for a cut to be verified. Got {type(found).__name__}: {found}. "
+            "Pass an example that model.eval()(example) accepts."
+        ) from found
+    random = _first_taken(reference, random_inputs(found[0], seed))
+    return [found] if isinstance(random, Exception) else [found, random]
+
+
+def _first_taken(model: nn.Module, attempts: Iterable[Example]) -> tuple[Example, list[Tensor]] | Exception:
+    """Return the first input that `model` takes, with its outputs, or why it takes none."""
+    failure: Exception = ModelError("no input")
+    for attempt in attempts:
+        try:
+            outputs = outputs_of(model, attempt.to_model(model))
+        except Exception as error:
+            failure = error  # it does not take this size
+            continue
+        if are_finite(outputs):
+            return attempt, outputs
+        failure = VerificationError(
+            "a network must give finite outputs for a cut to be verified. Got only infinity and NaN on input "
+            f"{shapes_of(attempt)}. Look at its BatchNorm statistics (a negative running variance?) and at its weights."
+        )
+    return failure
+
+
 class _Proof:
     """What a masked network gives in float64, or in its own dtype where it runs in no other.
 
     Args:
-        masked: Returns a copy of the network, changed as its first argument says; its second one is whether the copy
-            is only called, and may share the memory of the original.
+        own: A copy of the masked network, which is only called.
+        reference: Another one, with parameters of its own.
+        example: What they are called with.
+        tolerance: Largest difference allowed, relative to the largest output.
+        seed: That of the random input.
     """
 
-    def __init__(
-        self, masked: Callable[[Change, bool], nn.Module], example: ExampleLike, tolerance: float, seed: int
-    ) -> None:
-        self._masked, self._tolerance, self._wide = masked, tolerance, True
-        self._own = masked(nn.Module.eval, True)
+    def __init__(self, own: nn.Module, reference: nn.Module, example: ExampleLike, tolerance: float, seed: int) -> None:
+        self._own, self._tolerance, self._wide = own.eval(), tolerance, True
         # Inputs that the own precision holds without rounding.
-        given = Example.of(example).to_model(self._own)
+        given = Example.of(example).to_model(own)
         try:
-            self._expected = self._outputs(given, seed)
+            self._expected = _outputs(reference.double().eval(), given, seed)
         except ModelError:
-            if next((p.dtype for p in self._own.parameters()), None) is torch.float64:
+            if next((p.dtype for p in own.parameters()), None) is torch.float64:
                 raise
             self._wide, self._tolerance = False, max(tolerance, OWN_TOLERANCE)
-            self._expected = self._outputs(given, seed)
+            self._expected = _outputs(own, given, seed)
 
-    def widen_(self, copy: nn.Module) -> None:
-        """Convert a copy of the network to the precision in which it is compared."""
-        if self._wide:
-            copy.double()
-
-    def _reference(self) -> nn.Module:
-        return self._masked(self.widen_, False).eval()
-
-    def _outputs(self, given: Example, seed: int) -> list[tuple[Example, list[Tensor]]]:
-        """Return the example and the first random input that the masked network takes, with its outputs."""
-        reference = self._reference()
-
-        def first(attempts: Iterable[Example]) -> tuple[Example, list[Tensor]] | Exception:
-            failure: Exception = ModelError("no input")
-            for attempt in attempts:
-                try:
-                    outputs = outputs_of(reference, attempt.to_model(reference))
-                except Exception as error:
-                    failure = error  # it does not take this size
-                    continue
-                if are_finite(outputs):
-                    return attempt, outputs
-                failure = VerificationError(
-                    "a network must give finite outputs for a cut to be verified. Got only infinity and NaN on input "
-                    f"{shapes_of(attempt)}. Look at its BatchNorm statistics (a negative running variance?) and at its "
-                    "weights."
-                )
-            return failure
-
-        # More than two samples take time and show nothing new, but some networks take one batch size only.
-        found = first((given.first(2), given))
-        if isinstance(found, VerificationError):
-            raise found
-        if isinstance(found, Exception):
-            raise ModelError(
-                f"a network must run on its example for a cut to be verified. Got {type(found).__name__}: {found}. "
-                "Pass an example that model.eval()(example) accepts."
-            ) from found
-        random = first(random_inputs(found[0], seed))
-        return [found] if isinstance(random, Exception) else [found, random]
+    def widened(self, copy: nn.Module) -> nn.Module:
+        """Convert a copy of the network to the precision in which it is compared, and return it."""
+        return copy.double() if self._wide else copy
 
     def compare(self, compact: nn.Module, originals: Sequence[nn.Module]) -> Certificate:
         """Compare `compact`, which may read no parameter of the `originals`, with the masked network."""
@@ -438,11 +423,10 @@ class _Proof:
                 )
             difference, size = compare(by_sample(expected, example), by_sample(got, example))
             if not difference <= self._tolerance * size:
-                culprit = self._first_difference(compact, example)
                 raise VerificationError(
                     f"a compact network must equal the masked one to {self._tolerance:g} of its output. Got a "
-                    f"difference of {difference:.3g} at output scale {size:.3g} on input {shape}, first seen at "
-                    f"'{culprit}'. Nothing was changed; exclude that module, and please report the network."
+                    f"difference of {difference:.3g} at output scale {size:.3g} on input {shape}. "
+                    "Nothing was changed; please report the network."
                 )
             if difference * scale >= worst * size:
                 worst, scale = difference, size
@@ -489,37 +473,3 @@ class _Proof:
             )
         own = str(lowest).removeprefix("torch.")
         return replace(found, own_dtype=own, own_difference=errors["compact"], own_masked=errors["masked"])
-
-    def _first_difference(self, compact: nn.Module, example: Example) -> str:
-        """Return the first cut module, in order of execution, whose kept outputs differ."""
-        if not plans_of(compact):
-            return "the model's own forward"
-        plan = plans_of(compact)[-1]
-        names = [name for name, cut in plan.modules.items() if not cut.constant and name not in plan.kept_for_shape]
-        compact.eval()
-        expected, got = (_outputs_by_module(network, names, example) for network in (self._reference(), compact))
-        for name, dense in expected.items():
-            small = got.get(name)
-            if not isinstance(dense, Tensor) or not isinstance(small, Tensor):
-                continue
-            dim = -1 if plan.modules[name].kind == "linear" else 1
-            if dense.shape[dim] != plan.modules[name].width_out:
-                continue  # the reference is not what the network was cut from
-            kept = dense.index_select(dim, torch.tensor(plan.modules[name].outputs, device=dense.device))
-            difference, size = compare([kept], [small])
-            if not difference <= self._tolerance * size:
-                return name
-        return "the model's own forward"
-
-
-def _outputs_by_module(model: nn.Module, names: Sequence[str], example: Example) -> dict[str, Any]:
-    """Return the output of each module's first call, in order of the calls. `model` is a copy and keeps the hooks."""
-    outputs: dict[str, Any] = {}
-
-    def remember(name: str) -> Any:
-        return lambda module, args, output: outputs.setdefault(name, output)
-
-    for name in names:
-        model.get_submodule(name).register_forward_hook(remember(name))
-    outputs_of(model, example.to_model(model))
-    return outputs

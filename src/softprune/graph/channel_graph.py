@@ -32,12 +32,9 @@ from softprune.graph.channels import (
 )
 from softprune.graph.modules import ConstantOutput
 from softprune.graph.operators import OPERATORS
-from softprune.graph.reader import Example, ExampleLike, ForwardPass, read_passes, size_dependence
+from softprune.graph.reader import Example, ExampleLike, ForwardPass, read_passes
 from softprune.graph.sites import find_groups, find_sites
-from softprune.log import get_logger
 from softprune.module_state import first_uninitialised
-
-logger = get_logger(__name__)
 
 T = TypeVar("T")
 
@@ -78,8 +75,6 @@ class ChannelGraph:
 
     grouped: tuple[Site, ...] = ()
     """Sites of other kinds that BatchNorms could form; :meth:`with_kinds` chooses among them."""
-    size_dependence: str = ""
-    """The first operator that another input size changes; empty where none is known."""
     attributes_follow: bool = True
     """Whether integers on a module that repeat the width of pieces in its forward() are cut, too."""
     unread_macs: int = 0
@@ -329,20 +324,6 @@ def _keep_whole(builder: GraphBuilder, record: LayerOp | NormOp, reason: str) ->
         record.replaceable = False
 
 
-def _pin_shared_with_uncalled(builder: GraphBuilder) -> None:
-    """Keep layers whose parameters a module that is never called has as well: no cut would reach that module."""
-    owners: dict[int, list[str]] = {}
-    for name, module in builder.model.named_modules():
-        for parameter in module.parameters(recurse=False):
-            owners.setdefault(id(parameter), []).append(name)
-    records: list[LayerOp | NormOp] = [*builder.layers.values(), *builder.norms.values()]
-    called = {use.module for record in records for use in record.uses}
-    for record in records:
-        own = builder.modules[record.name].parameters(recurse=False)
-        for other in (name for parameter in own for name in owners[id(parameter)] if name not in called):
-            _keep_whole(builder, record, f"the example does not lead to '{other}', which has the same parameters")
-
-
 def _freezing_operators(builder: GraphBuilder) -> dict[str, str]:
     """Return the operators without a rule that freeze channels of layers or BatchNorms, and where they stand."""
     records: list[LayerOp | NormOp] = [*builder.layers.values(), *builder.norms.values()]
@@ -366,15 +347,6 @@ def trace(model: nn.Module, example: ExampleLike) -> ChannelGraph:
             reason = f"'{name}' is also used outside its module"
             builder.table.pin(free.atoms, reason)
             _keep_whole(builder, record, reason)
-    _pin_shared_with_uncalled(builder)
-    depends = size_dependence(model, passes[0])
-    if depends:
-        logger.warning(
-            "softprune: %s: forward() runs other operators at other input sizes (%s). A cut is proved at the sizes "
-            "that are compared; pass inputs of the others to softprune.verify.",
-            type(model).__name__,
-            depends,
-        )
     sites, frozen = find_sites(builder)
     return ChannelGraph(
         example=Example.of(example).to_model(model).first(2) if passes[0].any_batch else read,
@@ -395,5 +367,4 @@ def trace(model: nn.Module, example: ExampleLike) -> ChannelGraph:
         constants=tuple(builder.constants),
         unreached=tuple(sorted(set.intersection(*(each.parameters_unread(model) for each in passes)))),
         unknown=_freezing_operators(builder),
-        size_dependence=depends,
     )
