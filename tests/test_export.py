@@ -145,7 +145,7 @@ def test_outputs_that_are_no_tensors_are_said(other: Callable[[Tensor], object],
 
 
 def test_a_fixed_batch_is_said(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"on input 1x8: .*dynamic_batch=False"):
+    with pytest.raises(ModelError, match="dynamic_batch=False"):
         to_onnx(Fixed(), torch.randn(2, 8), tmp_path / "small.onnx")
     assert not (tmp_path / "small.onnx").exists()
     to_onnx(Fixed(), torch.randn(2, 8), tmp_path / "small.onnx", dynamic_batch=False)

@@ -94,9 +94,6 @@ def cost(model: nn.Module, example: ExampleLike) -> Cost:
         model: Any model.
         example: What the model is called with: a tensor, a tuple of arguments, or ``(args, kwargs)``. Where its tensors
             do not share their first dimension, there are no samples: the whole call counts.
-
-    Raises:
-        ModelError: if the model does not run on the example.
     """
     check_is_module(model)
     params = _params_by_module(model)

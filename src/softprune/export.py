@@ -113,8 +113,8 @@ def to_onnx(
     found = _compare_outputs(network, run, attempts, what="An ONNX file", tolerance=tolerance)
     _warn_of_widths(network, runtime)
     write_atomically(target, content, then="export again")
-    folded = _count_batch_norms(network) - _count_batch_norms(small)
-    return ExportReport(path=target, bytes=len(content), runtime=runtime, folded=folded, **vars(found))
+    norms = [sum(isinstance(module, _BatchNorm) for module in each.modules()) for each in (network, small)]
+    return ExportReport(path=target, bytes=len(content), runtime=runtime, folded=norms[0] - norms[1], **vars(found))
 
 
 @torch.no_grad()
@@ -216,15 +216,8 @@ def _compare_outputs(
         try:
             expected = outputs_of(model, attempt)
             difference, size = compare(expected, run(attempt))
-        except Exception as error:
-            # An exporter may fix a batch size that was declared dynamic without an error.
-            if attempt.batch_size() == attempts[0].batch_size():
-                raise _export_error(model, error) from error
-            raise ModelError(
-                f"{what} with a dynamic batch size must accept any. Got {type(error).__name__} for "
-                f"{type(model).__name__} on input {shape}: {first_line(error)}. "
-                "If forward() fixes the batch size, pass dynamic_batch=False."
-            ) from error
+        except Exception as error:  # an exporter may fix a batch size that was declared dynamic, without an error
+            raise _export_error(model, error) from error
         usual = max((TOLERANCES.get(output.dtype, 0.0) for output in expected), default=0.0)
         limit = usual if tolerance is None else tolerance
         if not difference <= limit * max(size, 1e-30):
@@ -252,9 +245,8 @@ def fold_batch_norms(model: nn.Module, example: ExampleLike) -> nn.Module:
     The result is verified against `model` in float64, or in its own precision if it runs in no other. It is no longer
     the network that its plan describes: save the compact network with `softprune.save` and fold for the export.
 
-    Args:
-        model: A network without masks, such as a compact network. It is not changed.
-        example: An input: a tensor, a tuple of arguments, or (args, kwargs).
+    `model` has no masks, such as a compact network; `example` is an input: a tensor, a tuple of arguments, or
+    (args, kwargs).
     """
     like = first_floating(model)
     device = torch.device("cpu") if like is None else like.device
@@ -289,11 +281,6 @@ def _check_folding(model: nn.Module, device: torch.device, pairs: list[tuple[str
         _fold(candidate, layer, norm)
     attempt = given.to_model(reference)
     _compare_outputs(reference, lambda inputs: outputs_of(candidate, inputs), [attempt], what="A folded network")
-
-
-def _count_batch_norms(model: nn.Module) -> int:
-    """Return the number of BatchNorms in `model`."""
-    return sum(isinstance(module, _BatchNorm) for module in model.modules())
 
 
 def _pairs(model: nn.Module, nodes: list[Node]) -> list[tuple[str, str]]:

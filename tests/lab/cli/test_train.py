@@ -131,6 +131,26 @@ def test_a_folder_of_images_trains(softprune, images: Path) -> None:
     assert RunFolder("run").read_result().data == "folder"
 
 
+def test_a_folder_has_defaults_of_its_own(softprune, images: Path) -> None:
+    arguments = ("train", "--data", "folder", "--data-dir", str(images), "--set", "data.image_size=32", "--dry-run")
+    result = softprune(*arguments, "--model", "resnet20")
+    assert result.exit_code == 0, result.output
+    assert "target macs = 0.5" in result.output
+    assert "30 steps are few to meet a target; train 300 epochs or more" in " ".join(result.stderr.split())
+    assert softprune(*arguments, "--model", "colour_networks:tiny").exit_code == 2  # it has no trained weights
+
+
+def test_one_shot_pruning_of_the_same_length_is_set_beside(softprune) -> None:
+    settings = ("--set", "train.epochs=2", "--set", "data.batch_size=720", "--out", "run")
+    refused = softprune("train", "tiny.toml", *settings, "--against", "l1")
+    assert "Got a run without" in " ".join(refused.stderr.split())
+    result = softprune("train", "tiny.toml", *settings, "--set", "method.target.macs=0.5", "--against", "l1")
+    assert result.exit_code == 0, result.output
+    assert [line.split()[0] for line in result.stdout.splitlines()[-2:]] == ["SCP", "L1"]
+    other = RunFolder("run-l1").read_config()
+    assert (other.train.epochs, other.finetune.epochs, other.method.target) == (1, 1, {"macs": 0.5})
+
+
 def test_common_settings_have_flags(softprune) -> None:
     arguments = ("--epochs", "1", "--batch-size", "32", "--lr", "0.02", "--seed", "4", "--data", "digits")
     result = softprune("train", "tiny.toml", *arguments, "--model", "tiny_networks:tiny")

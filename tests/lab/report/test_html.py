@@ -25,7 +25,6 @@ LIGHT, DARK = ({name: pair[scheme] for name, *pair in COLOURS} for scheme in (0,
         (text.percent(text.cut(200, 67)), "66.5%"),
         (text.percent(-0.04), "0.0%"),
         (text.percent(text.cut(0, 0)), "-"),
-        (text.duration(7322), "2 h 02 min"),
         (text.known_as("resnet164"), "ResNet-164"),
     ],
 )

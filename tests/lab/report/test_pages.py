@@ -47,8 +47,6 @@ def test_the_numbers_on_the_page_are_the_records(make_run: Make) -> None:
         assert {site["kept"], site["width"]} <= values
     for module in record["modules"]:
         assert {module["macs_dense"], module["macs_compact"]} <= values
-    for row in record["epochs"]:
-        assert {row["test_top1"], row["train_loss"], row["macs"], row["channels"]} <= values
     for key in ("macs", "params", "channels"):
         removed = 100 * (1 - record["compact"][key] / record["dense"][key])
         assert removed in values
@@ -186,7 +184,7 @@ def test_the_dense_baseline_the_loss_and_the_learning_rate_are_drawn(make_run: M
         totals["activations"] = 123_456
     (folder / "result.json").write_text(json.dumps(record))
     page = render_run(folder).read_text()
-    assert all(text in page for text in ("dense top-1", "penalty: 0.5", ">Penalty<", ">123,456<"))
+    assert all(text in page for text in ("dense top-1", "penalty: 0.5", ">123,456<"))
 
 
 def test_the_warnings_of_the_run_are_on_its_page(make_run: Make) -> None:

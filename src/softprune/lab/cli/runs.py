@@ -9,8 +9,8 @@ import typer
 from softprune.errors import CheckpointError, ConfigError, SoftpruneError, nearest
 from softprune.lab.cli.app import DataDir, DataSet, Device, Json, Method, Model, Run, TimeLimit, command, parse_time
 from softprune.lab.cli.output import error_line, print_facts, print_json, print_table, remark, run_progress, say
-from softprune.lab.config.recipes import RECIPES, SWEEPS, load_recipe, title_of
-from softprune.lab.config.settings import RunConfig
+from softprune.lab.config.recipes import DEFAULT_RECIPE, RECIPES, SWEEPS, load_recipe, title_of
+from softprune.lab.config.settings import BASELINE, RunConfig
 from softprune.lab.report.text import cut, file_size, milliseconds, percent, short
 from softprune.lab.runs.folder import RunFolder
 from softprune.lab.runs.result import Result
@@ -45,10 +45,11 @@ def train(
     recipe: Annotated[
         str,
         typer.Argument(
-            help="A name from `softprune recipes`, or a TOML file of your own.",
+            help="A name from `softprune recipes`, or a TOML file of your own. [default: digits; images for a folder]",
             autocompletion=lambda incomplete: [name for name in RECIPES if name.startswith(incomplete)],
+            show_default=False,
         ),
-    ] = "digits",
+    ] = "",
     model: Annotated[str | None, typer.Option(help="Name of a network, or module:factory (model.name).")] = None,
     data: Annotated[str | None, typer.Option(help="Name of a data set, or module:factory (data.name).")] = None,
     data_dir: DataDir = None,
@@ -64,13 +65,17 @@ def train(
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder of the run. [default: runs/NAME]")] = None,
     time_limit: TimeLimit = None,
     device: Device = "auto",
+    against: Annotated[
+        str, typer.Option(help="Then train with this method, such as l1, in one shot and as long, and compare.")
+    ] = "",
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check the recipe, print what it would train, and exit.")
     ] = False,
 ) -> None:
     """Train and prune a network, cut it, and write a report.
 
-    Without arguments it trains a small network on the embedded digits, which takes about a minute.
+    Without arguments it trains a small network on the embedded digits, which takes about a minute; with `--data folder`
+    alone a ResNet-18 with ImageNet weights.
 
     SIGTERM, Ctrl-C, a closed terminal and --time-limit finish the step, save, and exit with code 75; `softprune resume
     RUN` continues.
@@ -88,7 +93,10 @@ def train(
         "seed": seed,
     }
     overrides = [f"{key}={value}" for key, value in flags.items() if value is not None] + (settings or [])
-    config = load_recipe(recipe, overrides)
+    if not recipe and data == "folder":
+        recipe = "images"
+        overrides = ["model.pretrained=false"] * (model is not None and ":" not in model) + overrides
+    config = load_recipe(recipe or DEFAULT_RECIPE, overrides)
     keys = {override.partition("=")[0].strip() for override in overrides}
     if "name" not in keys and keys & {"model.name", "data.name", "method.name"}:
         # A run of another network, data set or method than the recipe's is named after them.
@@ -97,11 +105,40 @@ def train(
     if dry_run:
         _print_plan(config, out, device)
         return
+    from softprune.lab.train.method import check_method
     from softprune.lab.train.run import start
 
+    if against:
+        check_method(_one_shot(config, against, Path("dense")))
     with run_progress() as listener:
         outcome = start(config, out, device=device, time_limit=seconds, listener=listener)
     _conclude(outcome)
+    if against:
+        run = outcome.folder.path
+        other = _one_shot(config, against, outcome.folder.dense)
+        with run_progress() as listener:
+            second = start(other, Path(f"{run}-{against}"), device=device, time_limit=seconds, listener=listener)
+        _conclude(second)
+        if is_rank_0():
+            _print_rows(_rows_of([run, second.folder.path]))
+
+
+def _one_shot(config: RunConfig, method: str, dense: Path) -> RunConfig:
+    """Return a run of the same length that cuts at once, or half way where it does not start from trained weights."""
+    if not config.method.target:
+        raise ConfigError("--against compares at one budget. Got a run without; add --set method.target.macs=0.5.")
+    own, teacher, epochs = config.model.weights == BASELINE, config.distill.teacher, config.train.epochs
+    before = 0 if config.model.weights or config.model.pretrained else epochs // 2
+    drops = tuple(epoch - before for epoch in config.schedule.milestones if epoch > before)
+    tuning = {"lr": config.optimizer.lr, "schedule": config.schedule.kind, "milestones": drops}
+    return config.replace(
+        name=f"{config.name}-{method}",
+        model=config.model.replace(weights=str(dense), pretrained=False) if own else config.model,
+        train=config.train.replace(epochs=before, dense_baseline=False, dense_epochs=0, compact_at=0),
+        method=config.method.replace(name=method, options={}),
+        distill=config.distill.replace(teacher=str(dense) if teacher == BASELINE else teacher),
+        finetune=config.finetune.replace(epochs=epochs - before + config.finetune.epochs, **tuning),
+    )
 
 
 @command
@@ -317,12 +354,14 @@ def _print_rows(rows: "Sequence[Row]") -> None:
     from softprune.lab.report.comparison import cells_of
 
     heads, cells = cells_of(rows)
-    columns = dict(zip(heads, zip(*cells, strict=True), strict=True))
-    one_network = all(len(set(columns[head])) == 1 for head in ("data", "model"))
-    if one_network:
+    columns = {head: column for head, *column in zip(heads, *cells, strict=True)}
+    same = {
+        head for head, column in columns.items() if len(set(column)) == 1 and head in ("data", "model", "n", "front")
+    }
+    if {"data", "model"} <= same:
         say(f"{columns['model'][0]} on {columns['data'][0]}")
-    same = {head for head in ("n", "front") if len(set(columns[head])) == 1}
-    same |= {"data", "model"} if one_network else set()
+    else:
+        same -= {"data", "model"}
     columns = {head: column for head, column in columns.items() if head not in same}
     left_out = print_table(list(columns), list(zip(*columns.values(), strict=True)), _OPTIONAL)
     if left_out:
@@ -331,21 +370,14 @@ def _print_rows(rows: "Sequence[Row]") -> None:
 
 def _finished(given: Sequence[Path]) -> list[Path]:
     """Return the finished runs among these folders and in sweeps; a line names each run that is left out."""
-    found, names = list[RunFolder](), ("config.toml", "result.json")
+    found = list[RunFolder]()
     for path in given:
-        if not path.exists():
-            raise ConfigError(f"A run to compare must be a folder. Got {path}, which does not exist.")
-        is_run = any((path / name).is_file() for name in names)
-        inside = () if is_run else sorted({file.parent for name in names for file in path.glob(f"*/{name}")})
-        found += map(RunFolder, inside or [path])
+        inside = sorted({file.parent for name in ("config.toml", "result.json") for file in path.glob(f"*/{name}")})
+        is_run = not inside or RunFolder(path).config.exists() or RunFolder(path).result.exists()
+        found += [RunFolder(path)] if is_run else map(RunFolder, inside)
     finished = [run.path for run in found if run.result.is_file()]
-    if not finished and len(found) == 1:
-        found[0].read_result()  # raises with a remedy
     if not finished:
-        raise ConfigError(
-            f"A comparison must have a finished run. Got none among the {len(found)} in "
-            f"{', '.join(map(str, given))}. Run `softprune resume RUN` to finish one."
-        )
+        found[0].read_result()  # raises with a remedy
     for run in found:
         if run.path not in finished:
             why = f"is not finished; `{run.resume_command}` finishes it" if run.config.is_file() else "holds no run"

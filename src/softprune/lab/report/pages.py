@@ -7,7 +7,6 @@ from contextlib import suppress
 from itertools import pairwise
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
 
 from markupsafe import Markup
 
@@ -43,7 +42,7 @@ def render_run(run_dir: Path | str, out: Path | str | None = None) -> Path:
             "seed": str(run.seed),
             "epochs": len(run.epochs),
             "best": f"{run.best.top1:.2f}% in epoch {run.best.number}, chosen by {run.evaluated_on} accuracy",
-            "trained in": text.duration(run.wall_seconds),
+            "trained in": f"{run.wall_seconds / 60:.1f} minutes",
             "images/s": text.count(run.images_per_second),
             "precision": precision_of(run),
             "on": run.environment.device,
@@ -107,13 +106,9 @@ def _variants(run: Run) -> Part:
     lead = "The network before pruning, the network during training, and the network that you deploy."
     if run.speed_up is not None:
         lead += f" Latency: one forward pass of {run.latency_batch} images on {run.environment.device}."
+    known = [column for column in columns if any(column.value(row) is not None for row in run.table)]
     title = "Dense, masked, compact"
-    return Part("variants", title, lead, table(title, _known(columns, run.table), run.table))
-
-
-def _known(columns: Sequence[Column], rows: Sequence[Any]) -> list[Column]:
-    """Return the columns in which some row has a value."""
-    return [column for column in columns if any(column.value(row) is not None for row in rows)]
+    return Part("variants", title, lead, table(title, known, run.table))
 
 
 def _line(run: Run, label: str, style: str, get: Callable[[Epoch], float | None]) -> Series:
@@ -133,19 +128,6 @@ def _epochs(run: Run) -> Part:
     for key, title in _COSTS.items():
         shares = [(row.number, text.cut(getattr(dense, key), getattr(row, key))) for row in run.epochs]
         removed.append(Series(f"{title} removed", f"s-{key}", shares))
-    columns = [
-        Column("Epoch", lambda row: row.number, kind=""),
-        Column("lr", lambda row: row.lr, text.significant, "n spare"),
-        Column("Train loss", lambda row: row.train_loss, text.significant, "n spare"),
-        Column("Penalty", lambda row: row.penalty, text.significant, "n spare"),
-        Column("Train top-1", lambda row: row.train_top1, text.fixed, "n spare"),
-        Column(f"{on} loss".capitalize(), lambda row: row.test_loss, text.significant),
-        Column(f"{on} top-1".capitalize(), lambda row: row.test_top1, text.fixed),
-        Column(f"{on} top-5".capitalize(), lambda row: row.test_top5, text.fixed, "n spare"),
-        Column("Channels", lambda row: row.channels, text.count),
-        Column("Parameters", lambda row: row.params, text.short, "n spare"),
-        Column("MACs", lambda row: row.macs, text.short),
-    ]
     losses = [
         _line(run, f"{on} loss", "s-test", lambda row: row.test_loss),
         _line(run, "train loss", "s-train", lambda row: row.train_loss),
@@ -158,7 +140,6 @@ def _epochs(run: Run) -> Part:
         curves("removed, % of the dense network", removed, text.percent, events=events, from_zero=True),
         curves("loss", losses, from_zero=True),
         curves("learning rate", [rate], log=True),
-        html.folded(f"All {len(run.epochs)} epochs", table("Epochs", _known(columns, run.epochs), run.epochs)),
     ]
     lead = "The accuracy of the network with its masks, and the share that they remove."
     return Part("epochs", "Epoch by epoch", lead, join(parts))

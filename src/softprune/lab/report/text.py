@@ -59,15 +59,6 @@ def significant(value: float | None, digits: int = 4) -> str:
     return UNKNOWN if value is None else f"{value:.{digits}g}"
 
 
-def duration(seconds: float) -> str:
-    """Return seconds, or minutes and seconds, or hours and minutes."""
-    if seconds < 60:
-        return f"{seconds:.3g} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
-
-
 def known_as(key: str) -> str:
     """Return a network or data set as papers write it: ``resnet164`` as ResNet-164. Other names stay."""
     match = re.fullmatch(rf"({'|'.join(_FAMILIES)})_?(\d+)", key)

@@ -103,7 +103,7 @@ def _pretrained_weights(config: ModelConfig) -> dict[str, Tensor]:
     else:
         raise ConfigError(
             "model.pretrained needs a factory with the keyword `pretrained` (timm) or `weights` (torchvision). Got "
-            f"{config.name!r}; pass a file with model.weights instead."
+            f"{config.name!r}; pass a file with model.weights, or set model.pretrained=false."
         )
     with torch.random.fork_rng(devices=[]):
         return call_factory(config.name, "model.name", {**config.options, **trained}).state_dict()

@@ -4,6 +4,7 @@ Read `start`, `_run` and `Trainer.train`; `step.py` runs one step.
 """
 
 import copy
+import math
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -65,6 +66,8 @@ logger = get_logger(__name__)
 _AGREE_EVERY = 10
 _CONTINUE, _SAVE, _STOP = 0, 1, 2
 _LATENCY_BATCH = 64
+_FEW_STEPS = 300
+"""A training with a target loses accuracy needlessly if it has fewer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,6 +134,12 @@ def _prepare(config: RunConfig, folder: RunFolder, world: World) -> "Trainer":
     trainer = Trainer(config, folder, open_data(config.data, config.seed, world.device), world)
     if config.distill.teacher not in ("", BASELINE):
         trainer.load_teacher()
+    steps = trainer.step.steps
+    if config.method.target and 0 < config.train.epochs * steps < _FEW_STEPS:
+        logger.warning(
+            "softprune: %d steps are few to meet a target; train %d epochs or more",
+            *(config.train.epochs * steps, math.ceil(_FEW_STEPS / steps)),
+        )
     return trainer
 
 
