@@ -183,12 +183,3 @@ def test_half_precision_is_raised_and_double_kept():
         assert sparsity_terms(half_beta, half_gamma, CONFIG).dtype == torch.float32
     assert dead_probability(beta, gamma, CONFIG).dtype == torch.float64
     assert raised(beta) is beta
-
-
-def test_autocast_changes_nothing():
-    beta, gamma, noise = (t.detach().float() for t in random_parameters(64))
-    plain = relaxed_sample(dead_probability(beta, gamma, CONFIG), noise, CONFIG)
-    loss = sparsity_terms(beta, gamma, CONFIG)
-    with torch.autocast("cpu", dtype=torch.float16):
-        assert torch.equal(relaxed_sample(dead_probability(beta, gamma, CONFIG), noise, CONFIG), plain)
-        assert torch.equal(sparsity_terms(beta, gamma, CONFIG), loss)

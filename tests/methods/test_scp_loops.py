@@ -99,26 +99,3 @@ def test_a_fused_optimizer_that_is_stepped_but_skips_does_not_count() -> None:
     loop.optimizer.found_inf = torch.zeros(())
     loop.optimizer.step()
     assert int(loop.pruner.clock.step) == 1
-
-
-def test_an_optimizer_made_before_the_pruner_goes_on_working() -> None:
-    model = CHAIN.build()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    keys, parameters = list(model.state_dict()), [id(p) for p in model.parameters()]
-    pruner = sp.SoftPruner(model, CHAIN.example())
-    pruner.attach(optimizer)
-    assert list(model.state_dict()) == keys
-    assert [id(p) for p in model.parameters()] == parameters
-
-
-def test_a_copy_of_the_model_is_cut_by_its_own_weights() -> None:
-    loop = Loop()
-    average = torch.optim.swa_utils.AveragedModel(loop.model)
-    with torch.no_grad():
-        site = loop.pruner.sites[0]
-        average.module.get_submodule(site.name).bias[0] = -9.0  # type: ignore[index, operator]
-        loop.model.get_submodule(site.name).bias[0] = 9.0  # type: ignore[index, operator]
-    assert loop.pruner.masks()[site.name][0]
-    assert not loop.pruner.masks(average)[site.name][0]
-    small = loop.pruner.compact(average)
-    assert type(small) is type(loop.model)

@@ -38,26 +38,14 @@ def test_only_the_likeliest_dead_are_pushed() -> None:
     assert sorted(pushed.tolist()) == sorted(chosen.tolist())
 
 
-class Sum(nn.Module):
-    """Two convolutions whose BatchNorms are added before the activation."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.convs = nn.ModuleList(nn.Conv2d(3, 8, 3) for _ in range(2))
-        self.norms = nn.ModuleList(nn.BatchNorm2d(8) for _ in range(2))
-        self.head = nn.Linear(8, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        first, second = (norm(conv(x)) for norm, conv in zip(self.norms, self.convs, strict=True))
-        return self.head(F.relu(first + second).mean((2, 3)))
-
-
-class Stream(Sum):
+class Stream(nn.Module):
     """The second convolution reads the first one's channels, and its own are added to them: a residual stream."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.convs[1] = nn.Conv2d(8, 8, 1)
+        self.convs = nn.ModuleList([nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 1)])
+        self.norms = nn.ModuleList(nn.BatchNorm2d(8) for _ in range(2))
+        self.head = nn.Linear(8, 4)
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.norms[0](self.convs[0](x)))
@@ -134,44 +122,25 @@ def test_dead_channels_that_fall_do_not_hide_that_living_ones_rise() -> None:
     assert task_counts()
 
 
-def test_the_comparison_survives_a_resume() -> None:
-    pruner = TargetSoftPruner(Chain(8), batch()[0])
-    optimizer = sgd(pruner)
-    pruner.loss(torch.zeros(())).backward()
-    optimizer.step()
-    again = TargetSoftPruner(Chain(8), batch()[0])
-    again.load_state_dict(pruner.state_dict())
-    assert again._before.equal(pruner._before)
-    assert torch.isfinite(again._before).all()
-
-
-@pytest.mark.parametrize(
-    ("ratio", "widths", "steps", "least"),
-    [(0.4, [[16], [32]], 300, 0), (0.7, [[16] * 2, [32] * 2], 400, 1)],  # 0.4 may be reached without such steps
-    ids=["0.4", "0.7"],
-)
-def test_a_real_run_ends_at_its_ratio(ratio: float, widths: list[list[int]], steps: int, least: int) -> None:
+def test_a_real_run_ends_at_its_ratio() -> None:
     """A narrow VGG on the digits, in seconds."""
     torch.manual_seed(0)
     data = load_data("digits", device=torch.device("cpu"))
-    model = models.VGG(widths, in_channels=1)
-    pruner = TargetSoftPruner(model, data.example(2), ratio=ratio, strength=0.02)
+    model = models.VGG([[16], [32]], in_channels=1)
+    pruner = TargetSoftPruner(model, data.example(2), ratio=0.4, strength=0.02)
     optimizer = torch.optim.SGD(pruner.parameter_groups(2e-4), lr=0.1, momentum=0.9, nesterov=True)
     pruner.attach(optimizer)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 300)
     generator = torch.Generator().manual_seed(0)
-    alone = 0
-    for _ in range(steps):
+    for _ in range(300):
         rows = torch.randint(len(data.train), (32,), generator=generator)
         images, labels = data.train.batch(rows)
         loss = pruner.loss(F.cross_entropy(model(images), labels))
         optimizer.zero_grad()
         loss.backward()
-        alone += int(not list(model.parameters())[-1].grad.any())
         optimizer.step()
         schedule.step()
-    assert least <= alone < steps // 2, "some steps are on the sparsity loss alone"
     summary = pruner.summary()
-    assert 1 - summary.channels / summary.dense_channels == pytest.approx(ratio, abs=0.01)
+    assert 1 - summary.channels / summary.dense_channels == pytest.approx(0.4, abs=0.01)
     images, labels = data.test.batch(torch.arange(len(data.test)))
     assert (model.eval()(images).argmax(1) == labels).float().mean() > 0.9

@@ -54,21 +54,6 @@ def test_the_divergence_and_its_gradients() -> None:
     torch.testing.assert_close(of_sigma, torch.full((8,), -0.1 * 1.0 / 0.25))  # it falls as sigma grows
 
 
-def test_standard_deviations_learn_with_the_optimizers_pace() -> None:
-    torch.manual_seed(0)
-    images, labels = batch()
-    pruner = VariationalPruner(Chain(8), images, strength=0.1)
-    optimizer = torch.optim.SGD(pruner.model.parameters(), lr=0.1, momentum=0.9)
-    pruner.attach(optimizer)
-    value = pruner.site_masks.value
-    before = value.detach().clone()
-    loss = pruner.loss(F.cross_entropy(pruner.model(images), labels))
-    (gradient,) = torch.autograd.grad(loss, value, retain_graph=True)
-    loss.backward()
-    optimizer.step()
-    torch.testing.assert_close(value.detach(), before - 0.1 * gradient)
-
-
 @pytest.mark.parametrize(
     ("optimizer", "momentum"),
     [

@@ -13,29 +13,20 @@ ROWS = [
     ("vgg16", 10, 626_956_268, 14_724_042, 4_224, 313_201_664),
     ("vgg16", 100, 627_048_248, 14_770_212, 4_224, 313_247_744),
     ("vgg19", 10, 796_878_828, 20_035_018, 5_504, 398_136_320),
-    ("vgg19", 100, 796_970_808, 20_081_188, 5_504, 398_182_400),
     ("resnet56", 10, 252_585_196, 855_578, 2_032, 125_747_840),
-    ("resnet56", 100, 252_596_536, 861_428, 2_032, 125_753_600),
     ("resnet20", 10, 82_027_756, 272_282, 688, 40_813_184),
     ("resnet110", 10, 508_421_356, 1_730_522, 4_048, 253_149_824),
     ("densenet40", 10, 566_774_668, 1_059_298, 9_360, 282_917_328),
-    ("densenet40", 100, 566_856_568, 1_100_428, 9_360, 282_958_368),
     ("densenet40-16", 10, 530_529_004, 1_019_722, 9_048, 264_812_928),
-    ("densenet40-16", 100, 530_609_464, 1_060_132, 9_048, 264_853_248),
     ("resnet164", 10, 501_822_444, 1_703_258, 12_112, 247_646_720),
-    ("resnet164", 100, 501_868_344, 1_726_388, 12_112, 247_669_760),
     ("resnet56_a", 10, None, 853_018, 2_032, 125_485_696),
-    ("resnet56_a", 100, None, 858_868, 2_032, 125_491_456),
     ("resnet110_a", 10, None, 1_727_962, 4_048, 252_887_680),
-    ("resnet110_a", 100, None, 1_733_812, 4_048, 252_893_440),
     # The published sizes of the ImageNet networks.
     ("resnet18", 1000, None, 11_689_512, 4_800, 1_814_073_344),
     ("resnet50", 1000, None, 25_557_032, 26_560, 4_089_184_256),
     # The same with a 3x3 stem of stride 1, 64 x 64 images and 100 classes.
     ("resnet50_64", 100, None, 23_705_252, 26_560, 1_303_322_624),
 ]
-# Another number of classes changes the last layer alone: one network is counted with both, of others the parameters.
-HEADS = {(name, classes) for name, classes, *_ in ROWS if classes == 100 and name not in ("vgg16", "resnet50_64")}
 
 
 def _build(name: str, classes: int) -> nn.Module:
@@ -50,8 +41,6 @@ def test_dense_counts(name: str, classes: int, flops: int | None, params: int, c
     model = _build(name, classes)
     shape = models.REGISTRY[name.removesuffix("-16")].input_shape
     assert sum(p.numel() for p in model.parameters()) == params
-    if (name, classes) in HEADS:
-        return
     example = torch.empty(1, *shape)
     exact = cost(model, example)
     assert (exact.params, exact.channels, exact.macs) == (params, channels, macs)

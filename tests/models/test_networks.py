@@ -61,19 +61,6 @@ def _preact_by_hand(model: nn.Module, x: Tensor) -> Tensor:
     return m["classifier"](m["bn"](x).clamp(min=0).mean((2, 3)))
 
 
-def _bottleneck_by_hand(model: nn.Module, x: Tensor) -> Tensor:
-    m = dict(model.named_modules())
-    x = m["stem"](x)
-    for stage in range(3):
-        for block in range(2):
-            at = f"stages.{stage}.{block}."
-            y = x
-            for index in (1, 2, 3):
-                y = m[f"{at}conv{index}"](m[f"{at}bn{index}"](y).clamp(min=0))
-            x = y + (m[at + "project"](x) if block == 0 else x)
-    return m["classifier"](m["bn"](x).clamp(min=0).mean((2, 3)))
-
-
 def _option_a_by_hand(model: nn.Module, x: Tensor) -> Tensor:
     m = dict(model.named_modules())
     x = m["bn"](m["stem"](x)).clamp(min=0)
@@ -88,44 +75,14 @@ def _option_a_by_hand(model: nn.Module, x: Tensor) -> Tensor:
     return m["classifier"](x.mean((2, 3)))
 
 
-def _densenet_by_hand(model: nn.Module, x: Tensor) -> Tensor:
-    m = dict(model.named_modules())
-    x = m["stem"](x)
-    for block in range(3):
-        for layer in range(2):
-            at = f"blocks.{block}.{layer}."
-            x = torch.cat([x, m[at + "conv"](m[at + "bn"](x).clamp(min=0))], dim=1)
-        if block < 2:
-            at = f"transitions.{block}."
-            x = F.avg_pool2d(m[at + "conv"](m[at + "bn"](x).clamp(min=0)), 2)
-    return m["classifier"](m["bn"](x).clamp(min=0).mean((2, 3)))
-
-
-def _vgg_by_hand(model: nn.Module, x: Tensor) -> Tensor:
-    m = dict(model.named_modules())
-    for stage in range(3):
-        for unit in range(2):
-            at = f"stages.{stage}.{unit}."
-            x = m[at + "bn"](m[at + "conv"](x)).clamp(min=0)
-        if stage < 2:
-            x = F.max_pool2d(x, 2)
-    return m["classifier"](x.mean((2, 3)))
-
-
 @pytest.mark.parametrize(
-    ("model", "by_hand", "shape"),
-    [
-        (models.resnet20(), _preact_by_hand, (3, 32, 32)),
-        (models.BottleneckResNet(2), _bottleneck_by_hand, (3, 32, 32)),
-        (models.OptionAResNet(2), _option_a_by_hand, (3, 32, 32)),
-        (models.DenseNet(2), _densenet_by_hand, (3, 32, 32)),
-        (models.digits_net(), _vgg_by_hand, (1, 8, 8)),
-    ],
-    ids=["preact", "bottleneck", "option_a", "densenet", "vgg"],
+    ("model", "by_hand"),
+    [(models.resnet20(), _preact_by_hand), (models.OptionAResNet(2), _option_a_by_hand)],
+    ids=["preact", "option_a"],
 )
-def test_forward_is_the_described_network(model: nn.Module, by_hand, shape) -> None:
+def test_forward_is_the_described_network(model: nn.Module, by_hand) -> None:
     _randomise_norms_(model)
-    x = torch.randn(2, *shape, dtype=torch.float64)
+    x = torch.randn(2, 3, 32, 32, dtype=torch.float64)
     with torch.no_grad():
         assert torch.allclose(model(x), by_hand(model, x), rtol=0, atol=1e-10)
 

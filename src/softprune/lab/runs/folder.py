@@ -11,7 +11,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from softprune.errors import CheckpointError, ConfigError, SoftpruneError
-from softprune.io import create_file, read_bytes, unwritable, write_atomically
+from softprune.io import read_bytes, unwritable, write_atomically
 from softprune.lab.config.recipes import dump_config, read_config
 from softprune.lab.config.settings import RunConfig
 from softprune.lab.factories import is_factory_name
@@ -63,7 +63,8 @@ class RunFolder:
         folder.check_new()
         try:
             folder.path.mkdir(parents=True, exist_ok=True)
-            create_file(folder.config, dump_config(config).encode())
+            with folder.config.open("xb") as file:
+                file.write(dump_config(config).encode())
         except OSError as error:
             raise ConfigError(
                 f"A new run must have a folder that can be made and written to. Got {path}: {error.strerror or error}. "
