@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from softprune.costs import cost
 from softprune.cut import apply_plan, coupled_sites, make_plan, required_sites
 from softprune.cut.analyses import Liveness, constant_contribution, constants
 from softprune.cut.selection import read_graph
@@ -72,17 +71,6 @@ class Embedded(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.bn(self.conv(x))) * self.scale(self.vector).sigmoid()[:, :, None, None]
         return self.last(torch.cat([x.mean((2, 3)), (2 * self.vector).expand(len(x), -1)], 1))
-
-
-class Recurrent(nn.Module):
-    """An LSTM reads the channels of a sequence."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.bn, self.lstm = nn.Conv1d(3, 4, 1), nn.BatchNorm1d(4), nn.LSTM(4, 5, batch_first=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.lstm(F.relu(self.bn(self.conv(x.flatten(2)))).mT)[0]
 
 
 class Halves(nn.Module):
@@ -189,19 +177,6 @@ def test_a_layer_that_must_be_called_reads_one_of_the_dead_channels() -> None:
     plan = make_plan(of(model), model, {"bn": torch.tensor([False, True, False, False])})
     assert (plan.modules["first"].inputs, plan.modules["last"].inputs) == ((0,), (1,))
     assert plan.modules["conv"].outputs == (1, 2)
-
-
-@pytest.mark.usefixtures("onednn")
-@pytest.mark.parametrize(("alive", "read"), [((0, 1, 2, 3), None), ((1, 3), (1, 3)), ((), (0,))])
-def test_an_lstm_reads_what_is_alive_and_at_least_one_channel(
-    alive: tuple[int, ...], read: tuple[int, ...] | None
-) -> None:
-    model = Recurrent()
-    plan = make_plan(of(model), model, {"bn": torch.from_numpy(kept(*alive))})
-    assert {name: cut.kept for name, cut in plan.parameters.items()} == ({"lstm.weight_ih_l0": read} if read else {})
-    compact = apply_plan(plan, model)
-    assert (plan.dense_macs, plan.macs) == (cost(model, IMAGES).macs, cost(compact, IMAGES).macs)
-    assert plan.params == sum(parameter.numel() for parameter in compact.parameters())
 
 
 def test_what_learned_parameters_give_is_not_constant() -> None:

@@ -11,9 +11,7 @@ from comparing import assert_exact
 from topologies import randomise_
 from torch import Tensor, nn
 
-from softprune.costs import cost
 from softprune.cut import apply_plan
-from softprune.cut.selection import read_graph
 from softprune.graph import ChannelGraph, pointwise, trace
 from softprune.graph.operators import OPERATORS, activations
 
@@ -189,8 +187,6 @@ def test_a_fill_other_than_zero_keeps_a_dead_channel() -> None:
         lambda x: torch.vstack([F.relu(x), F.relu(x)]) + torch.dstack([F.relu(x)]).repeat(2, 1, 1, 1),
         lambda x: torch.rot90(F.relu(x), 1, (2, 3)),
         lambda x: F.relu(x).unfold(2, 2, 2).mean(-1),
-        lambda x: F.unfold(F.relu(x), 3, padding=1).view(len(x), x.shape[1], 9, *x.shape[2:]).amax(2),
-        lambda x: F.fold(F.unfold(F.relu(x), 3), x.shape[2:], 3),
         lambda x: F.max_unpool2d(*F.max_pool2d(F.relu(x), 2, return_indices=True), 2),
         lambda x: F.relu(x) * F.relu(x).logsumexp((2, 3), keepdim=True),
         lambda x: F.instance_norm(F.relu(x)),
@@ -317,30 +313,3 @@ def test_a_gated_linear_unit_ties_the_halves() -> None:
     assert len(plan.modules["last"].inputs) == 3  # a dead value ends the pair, a dead gate does not
     plan = assert_exact(graph, randomise_(Between(gated, read=4), 0), {"bn": torch.arange(8) < 7})
     assert len(plan.modules["last"].inputs) == 4
-
-
-class Tagger(nn.Module):
-    """Frames of a convolution, read by a recurrent layer."""
-
-    def __init__(self, kind: type[nn.RNNBase], **options: bool) -> None:
-        super().__init__()
-        self.conv, self.bn = nn.Conv1d(3, 8, 3, padding=1), nn.BatchNorm1d(8)
-        self.rnn = kind(8, 5, batch_first=True, **options)
-        self.last = nn.Linear(10 if options else 5, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.rnn(F.relu(self.bn(self.conv(x))).transpose(1, 2))[0])
-
-
-@pytest.mark.usefixtures("onednn")
-@pytest.mark.parametrize(("kind", "options"), [(nn.LSTM, {"bidirectional": True}), (nn.GRU, {}), (nn.RNN, {})])
-def test_a_recurrent_layer_reads_the_channels_that_are_left(kind: type[nn.RNNBase], options: dict[str, bool]) -> None:
-    model = randomise_(Tagger(kind, **options), 0)
-    graph = read_graph(model, torch.randn(2, 3, 8))
-    assert [site.name for site in graph.sites] == ["bn"]
-    plan = assert_exact(graph, model, {"bn": torch.arange(8) % 2 == 0})
-    compact = apply_plan(plan, model)
-    assert compact.rnn.input_size == 4  # type: ignore[union-attr]
-    counted = cost(compact, torch.randn(2, 3, 8))
-    assert (counted.macs, counted.params) == (plan.macs, plan.params)
-    assert cost(model, torch.randn(2, 3, 8)).macs == plan.dense_macs

@@ -188,27 +188,6 @@ def test_an_instance_norm_is_cut(options: dict[str, bool]) -> None:
     assert compact[3].num_features == compact[5].in_channels == 4  # type: ignore[index, union-attr]
 
 
-class Deformed(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        operators = pytest.importorskip("torchvision.ops")
-        if not pytest.importorskip("torchvision.extension")._has_ops():
-            pytest.skip("torchvision has no operators for this torch")
-        self.body = nn.Sequential(nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8), nn.ReLU())
-        self.offset = nn.Conv2d(8, 18, 3, padding=1)
-        self.last = operators.DeformConv2d(8, 4, 3, padding=1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.body(x)
-        return self.last(x, self.offset(x))
-
-
-def test_a_deformable_convolution_reads_the_channels_that_are_left() -> None:
-    model = randomise_(Deformed(), 0)
-    plan = assert_exact(trace(model, IMAGE), model, {"body.1": HALF["bn"]})
-    assert apply_plan(plan, model).last.weight.shape == (4, 4, 3, 3)  # type: ignore[union-attr]
-
-
 class Transformer(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -112,9 +112,6 @@ def cut_(plan: PrunePlan, compact: nn.Module) -> None:
         path, _, attribute = name.rpartition(".")
         owner = compact.get_submodule(path)
         _renew(owner, attribute, take(getattr(owner, attribute), loose.dim, loose.kept), renewed)
-        if isinstance(owner, nn.RNNBase):
-            owner.input_size = len(loose.kept)
-            owner._init_flat_weights()  # type: ignore[no-untyped-call]
     for name, attributes in plan.attributes.items():
         vars(compact.get_submodule(name)).update(attributes)
     for module in compact.modules():  # what is not cut may share a whole parameter, such as a bias, with what is

@@ -5,7 +5,6 @@ could be written in terms of the width (views, equal pieces) ties its channels s
 size is *unproven* until a trial cut has shown that it follows the width. What can only be a literal is pinned.
 """
 
-import math
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -128,21 +127,6 @@ def pixel_shuffle(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
     factor: Any = node.args[1]
     blocks = builder.tensor(node.args[0]).along(1).reshape(-1, factor * factor)
     return Value.with_channels(node.meta["val"].shape, 1, builder.merged(list(blocks.T)))
-
-
-def patches(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
-    """Give every channel once per position of a patch (unfold), or add them up again (fold)."""
-    value, folds = builder.tensor(node.args[0]), operator_name(node) == "col2im"
-    size: Any = node.args[2 if folds else 1]
-    channels = value.along(1)
-    if len(value.shape) != (3 if folds else 4):
-        raise Opaque("is used in an unusual way")
-    if folds:
-        channels = builder.merged(list(channels.reshape(-1, math.prod(size)).T))
-    unpadded = not folds and not any(argument(node, 3, (0,)))
-    outputs = builder.mapped(channels, identity if unpadded else None)
-    repeated = outputs if folds else np.repeat(outputs, math.prod(size))
-    return Value.with_channels(node.meta["val"].shape, 1, repeated)
 
 
 # --- pieces --------------------------------------------------------------------------------------------------------

@@ -30,18 +30,7 @@ from softprune.graph.builder import (
     operator_name,
     qualified,
 )
-from softprune.graph.channels import (
-    PAD,
-    BinaryOp,
-    ChannelwiseOp,
-    Evaluate,
-    ExtraMacs,
-    FreeParameter,
-    IntArray,
-    LayerOp,
-    Use,
-    identity,
-)
+from softprune.graph.channels import PAD, BinaryOp, ChannelwiseOp, Evaluate, ExtraMacs, IntArray, LayerOp, Use, identity
 from softprune.graph.modules import is_known_norm
 
 SUMS = ("add", "sub", "rsub")
@@ -157,16 +146,6 @@ def choice(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
     return Value(shape, outputs)
 
 
-def accumulation(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
-    """Add slices of a tensor to those of another, by an index: the sums of a graph network over edges."""
-    target, source = builder.tensor(node.args[0]), builder.tensor(node.args[3])
-    dim: int = node.args[1] % len(target.shape)  # type: ignore[operator, assignment]
-    if target.varies_along(dim) or source.varies_along(dim):
-        raise Opaque("mixes them")
-    # How often a constant is added depends on the index.
-    return builder.combined(node, target, source, lambda left, right: torch.where(right == 0, left, torch.nan))
-
-
 def _applied(node: Node, *positions: int) -> Evaluate:
     """Return the node's own operator on constants in place of its tensors, which stand at these positions."""
     if len(positions) != sum(isinstance(each, Node) for each in (*node.args, *node.kwargs.values())):
@@ -241,15 +220,6 @@ def _is_unpadded(padding: Any, kernel: Any) -> bool:
     return not any(padding) if isinstance(padding, (list, tuple)) else not padding
 
 
-def deformable(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
-    """Lose the columns of the weight for channels that go; the outputs stay."""
-    inputs = builder.tensor(node.args[0]).along(1)
-    if node.args[11:13] != (1, 1):
-        raise Opaque("has groups")
-    builder.table.union(builder.tensor(node.args[1], 1).atoms.ravel(), inputs)
-    return builder.summed(node.meta["val"].shape, builder.reason(node, "gives them"), [inputs], skips_zeros=True)
-
-
 def linear(builder: GraphBuilder, node: Node, entry: Operator) -> Value:
     """Read every input channel, of the last dimension, in every output channel."""
     weight: Any = node.args[1]
@@ -295,34 +265,6 @@ def prelu(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
     name = node.args[1].meta.get("tensor")  # type: ignore[union-attr]
     builder.slopes += [] if name is None else [(name, value.atoms)]
     return builder.channelwise(node, value, None, activation="prelu")
-
-
-def recurrent(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
-    """Read channels with the first weights of an LSTM, GRU or RNN; the outputs stay."""
-    value, module, name = builder.tensor(node.args[0]), builder.module_of(node), builder.module_name(node)
-    inputs = value.along(len(value.shape) - 1)
-    weights = node.args[2]
-    known = type(module) in (nn.LSTM, nn.GRU, nn.RNN) and isinstance(weights, (list, tuple))
-    own = {id(parameter) for parameter in module.parameters()}
-    others = (each for each in builder.modules.values() if each is not module)
-    if not known or any(id(parameter) in own for other in others for parameter in other.parameters(recurse=False)):
-        raise Opaque("is not one module's own")
-    reading = {key: each for key, each in module.named_parameters(name) if ".weight_ih_l0" in f".{key}"}
-    for key in reading:
-        if key in builder.free_parameters:  # called again
-            builder.table.union(builder.free_parameters[key].atoms, inputs)
-        else:
-            builder.free_parameters[key] = FreeParameter(key, 1, builder.table.follow(inputs))
-    positions = builder.positions(math.prod(value.shape[:-1]))
-    rows = sum(len(parameter) for parameter in reading.values())
-    builder.extra_macs.append(ExtraMacs(inputs, positions * rows))
-    builder.asked.update(weights)  # type: ignore[arg-type]  # what gives the first state keeps its width
-    reason = builder.reason(node, "gives them")
-    outputs = [builder.summed(each.shape, reason, [inputs], skips_zeros=True) for each in node.meta["val"]]
-    all_weights = sum(parameter.numel() for parameter in module.parameters() if parameter.dim() == 2)
-    rest = positions * (all_weights - rows * len(inputs))
-    builder.extra_macs.append(ExtraMacs(outputs[0].atoms.ravel()[:1], rest))
-    return outputs
 
 
 # --- rules: reductions and products -----------------------------------------------------------------------------------
@@ -530,7 +472,6 @@ _add(
     "logical_or", "logical_xor", "__and__", "__or__", "bitwise_and", "bitwise_or",
 )
 _add(choice, "where", "masked_fill")
-_add(accumulation, "index_add")
 # --- within each channel, over space ----------------------------------------------------------------------------------
 for _rank in ("1d", "2d", "3d"):
     _add(
@@ -552,10 +493,8 @@ _add(reduction, "sum", "var", "prod", "linalg_vector_norm")
 _add(reduction, "logsumexp", "std", "argmax", "argmin", at_zero=math.nan)  # std has no finite gradient at zero
 _add(product, "matmul", "mm", "mv", "bmm", "einsum")
 _add(convolution, "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
-_add(deformable, "torchvision::deform_conv2d")
 _add(linear, "linear")
 _add(norm, "batch_norm", "instance_norm")
-_add(recurrent, "lstm", "gru", "rnn_tanh", "rnn_relu")
 # --- movements of data ------------------------------------------------------------------------------------------------
 _add(movements.view, "view", "reshape", "_unsafe_view", "flatten", "unflatten", "ravel", transparent=True)
 _add(movements.view_as, "view_as", "reshape_as", "expand_as")
@@ -565,7 +504,6 @@ _add(movements.movement, "repeat", "repeat_interleave", "pixel_unshuffle")
 _add(movements.squeeze, "squeeze", transparent=True)
 _add(movements.shuffle, "channel_shuffle", "native_channel_shuffle", transparent=True)
 _add(movements.pixel_shuffle, "pixel_shuffle")
-_add(movements.patches, "im2col", "col2im")
 _add(movements.split, "chunk", "split", "split_with_sizes", "tensor_split", transparent=True)
 _add(movements.movement, "getitem", transparent=True)  # of pieces: the graph follows it without a rule
 _add(movements.piece, "slice", "narrow", transparent=True)
