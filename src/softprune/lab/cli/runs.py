@@ -25,18 +25,7 @@ EXIT_FAILED = 1
 """Some runs of a sweep failed, or the record of one is damaged."""
 _IMPLAUSIBLE = 1.5
 """Above this multiple of the MAC reduction a speed-up is reported with a remark, as it is below 1."""
-_OPTIONAL = (
-    "minutes",
-    "front",
-    "activations cut",
-    "channels cut",
-    "params cut",
-    "best",
-    "method",
-    "n",
-    "dense",
-    "data",
-)
+_OPTIONAL = "minutes", "front", "activations cut", "channels cut", "params cut", "best", "method", "n", "dense", "data"
 """Columns that a narrow terminal can do without, the least important ones first."""
 
 

@@ -147,7 +147,7 @@ class SiteRecord(Record, extra="ignore"):
     kept: Count
 
 
-class Module(Record):
+class Module(Record, extra="ignore"):
     """One convolution or linear layer, before and after the cut."""
 
     name: Text
@@ -156,8 +156,6 @@ class Module(Record):
     macs_compact: Count
     params_dense: Count
     params_compact: Count
-    out_dense: Count | None
-    out_compact: Count | None
 
 
 class Revision(Record):

@@ -4,6 +4,7 @@ Read `start`, `_run` and `Trainer.train`; `step.py` runs one step.
 """
 
 import copy
+import itertools
 import math
 import time
 from contextlib import nullcontext
@@ -357,8 +358,16 @@ class Trainer:
         """Train to the end, or until ``stop`` asks to stop. Everything is saved either way."""
         self.listener, self.stop = listener, stop
         self._saved_at = self._counted_at = time.monotonic()
-        self._set_out()
-        history, every = self.history, self.config.records.checkpoint_epochs
+        history, world, every = self.history, self.world, self.config.records.checkpoint_epochs
+        if self.config.distill.teacher and self.teacher is None:
+            self.load_teacher()
+        checkpoint.set_random_state(self.random, world.device)
+        history.environment = history.environment or describe_environment(world.device, world.size)
+        if world.is_writer:
+            self.folder.write_history(history.epochs)
+        if self._is_trained and self.pruner is not None:
+            begin_phase("testing the trained network", listener)
+            history.given = self._test(copy.deepcopy(self.dense).to(world.device))
         while history.epoch < self.total_epochs:
             self._cut_if_due()
             step, pruner = self.step, self.pruner
@@ -375,19 +384,6 @@ class Trainer:
             if self._saves_or_stops(is_last or (every > 0 and history.epoch % every == 0)) and not is_last:
                 return self._ended()
         return self._ended(self._finish())
-
-    def _set_out(self) -> None:
-        """Load and set what training begins with, and record it."""
-        history, world = self.history, self.world
-        if self.config.distill.teacher and self.teacher is None:
-            self.load_teacher()
-        checkpoint.set_random_state(self.random, world.device)
-        history.environment = history.environment or describe_environment(world.device, world.size)
-        if world.is_writer:
-            self.folder.write_history(history.epochs)
-        if self._is_trained and self.pruner is not None:
-            begin_phase("testing the trained network", self.listener)
-            history.given = self._test(copy.deepcopy(self.dense).to(world.device))
 
     def _saves_or_stops(self, saves: bool = False) -> bool:
         """Save if it is time to, or to stop; return whether to stop, the same in all processes."""
@@ -586,7 +582,7 @@ class Trainer:
         history, network, pruner = self.history, self.network, self.pruner
         if pruner is None and history.pruned is None:
             table = [self._row("dense", network, self._test(network), self.dense_cost)]
-            return self._write_result(table, network, self.dense_cost)
+            return self._write_result(table, self.dense_cost)
         accuracy, baseline = history.given, RunFolder(self.folder.dense)
         if baseline.result.is_file():
             row = baseline.read_result().table[0]
@@ -602,7 +598,7 @@ class Trainer:
         table = [dense, masked, self._row("compact", compact, self._test(compact), counted)]
         if self.world.is_writer:
             save(compact, self.folder.compact, origin=self.origin)
-        return self._write_result(table, compact, counted)
+        return self._write_result(table, counted)
 
     def _row(
         self,
@@ -623,7 +619,7 @@ class Trainer:
             latency_ms=None if network is None else latency_ms(network, batch),
         )
 
-    def _write_result(self, table: list[Variant], final: nn.Module, counted: Cost) -> Result:
+    def _write_result(self, table: list[Variant], counted: Cost) -> Result:
         history, config, rows = self.history, self.config, self.history.epochs
         best = best_epoch(rows)
         assert best is not None, "the last epoch is always tested"
@@ -649,7 +645,7 @@ class Trainer:
             round_to=None if history.pruned is None else history.pruned.round_to,
             finalised_step=history.finalised_step,
             sites=tuple(history.sites),
-            modules=_modules(self.dense, self.dense_cost, final, counted),
+            modules=_modules(self.dense_cost, counted),
             config=config,
             environment=history.environment,
             epochs=tuple(rows),
@@ -659,9 +655,9 @@ class Trainer:
         return result
 
 
-def _modules(dense: nn.Module, before: Cost, final: nn.Module, after: Cost) -> tuple[Module, ...]:
+def _modules(before: Cost, after: Cost) -> tuple[Module, ...]:
     """Return convolutions and linear layers before and after the cut; a removed one costs nothing after."""
-    modules, left = [], dict(final.named_modules())
+    modules = []
     for name, part in before.by_module.items():
         if not part.macs:
             continue
@@ -674,16 +670,9 @@ def _modules(dense: nn.Module, before: Cost, final: nn.Module, after: Cost) -> t
                 macs_compact=0 if now is None else now.macs,
                 params_dense=part.params,
                 params_compact=0 if now is None else now.params,
-                out_dense=_width(dense.get_submodule(name)),
-                out_compact=_width(left[name]) if now is not None and now.macs else 0,
             )
         )
     return tuple(modules)
-
-
-def _width(module: nn.Module) -> int | None:
-    width = getattr(module, "out_channels", getattr(module, "out_features", None))
-    return width if isinstance(width, int) else None
 
 
 # --- configurations and images of a run ------------------------------------------------------------------------------
@@ -767,12 +756,9 @@ def dense_config(config: RunConfig) -> RunConfig:
 
 def _free_folder(config: RunConfig) -> Path:
     """Return runs/NAME, or the first of runs/NAME-2, runs/NAME-3, ... that is free."""
-    name, number = check_folder_name(config.name or "run"), 1
-    path = Path("runs") / name
-    while path.exists():
-        number += 1
-        path = Path("runs") / f"{name}-{number}"
-    return path
+    name = check_folder_name(config.name or "run")
+    names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
+    return next(path for path in map(Path("runs").joinpath, names) if not path.exists())
 
 
 # --- commands on a run ----------------------------------------------------------------------------------------------
