@@ -1,11 +1,14 @@
 """How a summary prints, the floor of a site, and masks that belong to the caller."""
 
+from typing import Any
+
 import pytest
 import torch
+from method_networks import Chain
 from torch import Tensor, nn
 
 import softprune as sp
-from softprune.methods import SiteSummary, SlimmingPruner, Summary
+from softprune.methods import REGISTRY, SiteSummary, SlimmingPruner, Summary
 
 IMAGES = torch.randn(2, 3, 8, 8)
 
@@ -60,6 +63,29 @@ def test_the_floor_is_the_least_number_or_one_where_every_path_passes(least: int
     pruner = sp.SoftPruner(Residual(), IMAGES, min_channels=least)
     assert tuple(pruner.floors.values()) == floors
     assert tuple(site.floor for site in pruner.summary().sites) == floors
+
+
+@pytest.mark.parametrize(
+    ("keep", "floors"),
+    [(0.5, (2, 2)), ({"branch.*": 0.34}, (1, 2)), ({"*": 0.9, "branch.*": 0.0}, (4, 0)), ({"stem.1": 0.25}, (1, 0))],
+)
+def test_a_share_of_channels_may_be_kept_at_every_site_or_at_some(keep: Any, floors: tuple[int, int]) -> None:
+    pruner = sp.SoftPruner(Residual(), IMAGES, keep=keep)
+    assert tuple(pruner.floors.values()) == floors
+    with torch.no_grad():
+        for norm in pruner.norms.values():
+            norm.bias.fill_(-9.0)
+    assert tuple(int(mask.sum()) for mask in pruner.masks().values()) == floors
+    assert tuple(pruner.state_dict()["keep"].values()) == tuple(share for share in pruner.keep.values() if share)
+
+
+@pytest.mark.parametrize("method", ["scp", "l1"])
+def test_a_target_is_met_with_the_shares_that_are_kept(method: str) -> None:
+    settings = {"total_steps": 4} if method == "scp" else {}
+    pruner = REGISTRY[method](Chain(30, 40, 30), IMAGES, target={"channels": 0.5}, keep={"4": 0.9}, **settings)
+    kept = [int(mask.sum()) for mask in pruner.decide().values()]
+    assert kept[1] >= 36
+    assert sum(kept) == 50
 
 
 def test_masks_are_copies() -> None:

@@ -149,7 +149,7 @@ class Masks(HookOwner):
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return what is stored of the decision, to resume from."""
-        return {}
+        return {name: getattr(self, name).detach().clone() for name in self.shared}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Restore :meth:`state_dict`, in place."""
@@ -209,9 +209,6 @@ class StoredMasks(Masks):
 
     def hard(self, network: nn.Module | None = None) -> Tensor:
         return self.keep
-
-    def state_dict(self) -> dict[str, Tensor]:
-        return {"keep": self.keep.clone()}
 
 
 class SoftMasks(Masks):
@@ -284,6 +281,9 @@ class SoftMasks(Masks):
     def restore_inputs(self, inputs: list[Call]) -> None:
         move = {"device": self.device}
         self.inputs = [tree_map_only(Tensor, lambda tensor: tensor.to(**move), call) for call in inputs]
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {}  # what decides is in the weights, or in the budget's state
 
     @contextmanager
     def trial(self) -> Iterator[Tensor]:

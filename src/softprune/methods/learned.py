@@ -48,9 +48,6 @@ class LearnedMasks(StoredMasks):
         if not self.value.is_leaf:
             self.value = self.value.detach().requires_grad_()
 
-    def state_dict(self) -> dict[str, Tensor]:
-        return {name: getattr(self, name).detach().clone() for name in self.shared}
-
     @torch.no_grad()
     def fold_into(self, network: nn.Module) -> nn.Module:
         """Write the scale and shift of evaluation into the BatchNorms of a plain network, in place."""

@@ -4,9 +4,10 @@ A method is a subclass that says who decides about the channels (:meth:`Pruner._
 what runs around a step.
 """
 
+import fnmatch
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypedDict, get_args, get_type_hints, is_typeddict
 
@@ -18,7 +19,7 @@ from softprune.budget import Budget, BudgetStatus, Limit, PrunableNetwork, Table
 from softprune.cut import Certificate, PrunePlan, coupled_sites, cut_and_verify, make_plan, required_sites, without_gc
 from softprune.cut.selection import Globs, read_graph
 from softprune.devices import default_multiple, fitting_multiple
-from softprune.errors import CheckpointError, ConfigError, ModelError, first_few, is_bool, is_integer, is_number
+from softprune.errors import CheckpointError, ConfigError, ModelError, few_of, first_few, is_bool, is_integer, is_number
 from softprune.graph import ChannelGraph, ExampleLike, Site, check_is_module
 from softprune.log import get_logger
 from softprune.masks import HookOwner, Masks, hook_root_, is_masked, unmask_model_
@@ -34,6 +35,8 @@ NARROW = 0.05
 GraphReader = Callable[..., ChannelGraph]
 """`softprune.cut.selection.read_graph` for the model, its example and the user's choice of sites."""
 
+Shares = float | Mapping[str, float]
+"""A share of channels: one for all sites, or by glob on their names (0 for sites without one)."""
 RoundTo = int | Literal["auto"]
 """A multiple of channels, or "auto" for the one in which the device of the model is fast."""
 
@@ -50,6 +53,8 @@ class PrunerOptions(TypedDict, total=False):
     round_to: RoundTo
     """Keep a multiple of this many channels at every site. "auto" takes 32 on a GPU and 16 on a CPU, halved until
     most sites hold it twice; ``pruner.round_to`` is the number. Default: 1."""
+    keep: Shares
+    """Keep at least this share of channels at every site, or at some: ``{"layer4.*": 0.5}``. Default: 0."""
     min_channels: int
     """Keep at least this many channels at every site. Where emptying a site would cut every path to an output, one
     channel stays in any case. Sites with a depthwise convolution between them keep this many in common. Default: 0."""
@@ -178,6 +183,7 @@ class Pruner(HookOwner):
         exclude: Globs | None = None,
         seed: int = 0,
         round_to: RoundTo = 1,
+        keep: Shares = 0.0,
         min_channels: int = 0,
     ) -> None:
         check_strength(strength)
@@ -214,6 +220,7 @@ class Pruner(HookOwner):
                 "a GPU" if device.type == "cuda" else "a CPU",
             )
         self.round_to, self.min_channels = int(round_to), int(min_channels)
+        self.keep = shares_by_site("keep", keep, self.sites)
         self.floors = self._floors()
         """The fewest channels that each site keeps."""
         self.clock = Clock(seed, device)
@@ -221,7 +228,7 @@ class Pruner(HookOwner):
         self._strength = torch.tensor(self._given_strength, device=device)
         self._optimizer: Optimizer | None = None
         self._handles: list[Any] = []
-        self._begun = self._loss_called = self._detached = False
+        self._begun = self._loss_called = self._checked = self._detached = False
         self._said: set[str] = set()
         self.site_masks = self._make_masks()
         hook_root_(model, self.site_masks)
@@ -296,8 +303,13 @@ class Pruner(HookOwner):
 
     def _floors(self) -> dict[str, int]:
         """Return the floor of every site; all sites of a coupled group have the same."""
-        required = self.required | {name for group in self.coupled if self.required & {*group} for name in group}
-        return {site.name: min(max(self.min_channels, int(site.name in required)), site.width) for site in self.sites}
+        floors = {}
+        for site in self.sites:
+            share = math.ceil(self.keep[site.name] * site.width - 1e-9)
+            floors[site.name] = min(max(self.min_channels, share, int(site.name in self.required)), site.width)
+        for group in self.coupled:
+            floors |= dict.fromkeys(group, max(floors[name] for name in group))
+        return floors
 
     def _prunable(self) -> PrunableNetwork:
         """Return the network with the rules of its cuts, for a budget."""
@@ -364,6 +376,8 @@ class Pruner(HookOwner):
             raise ConfigError(f"`task` must be the loss as a tensor. Got {type(task).__name__}; leave out .item().")
         if not self.model.training or not torch.is_grad_enabled():
             return task
+        if not self._checked and not torch.compiler.is_compiling():
+            self._check_in_place()
         if self._loss_called and self._optimizer is None and self.updates_on_step:
             self._warn_once(
                 "no optimizer is attached, so no step is counted: call pruner.attach(optimizer) before the first step"
@@ -423,18 +437,17 @@ class Pruner(HookOwner):
             self._begun = True
 
     def _on_step(self, work: Callable[..., Any]) -> Callable[[Optimizer, Any, Any], Any]:
-        def has_left() -> bool:
-            # softprune.remap_optimizer moves an optimizer to another network.
-            trained, optimizer = next(iter(self.norms.values())).bias, self._optimizer
-            groups = [] if optimizer is None else optimizer.param_groups
-            return not any(each is trained for group in groups for each in group["params"])
-
         @torch.compiler.disable  # in a compiled step, Dynamo would trace what runs on the host, for minutes
         def hook(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
-            return None if has_left() else work(optimizer, args, kwargs)
+            return None if self._has_left() else work(optimizer, args, kwargs)
 
-        hook.has_left = has_left
+        hook.has_left = self._has_left
         return hook
+
+    def _has_left(self) -> bool:
+        """Whether the optimizer trains another network now: softprune.remap_optimizer moves it there."""
+        trained, groups = next(iter(self.norms.values())).bias, self._optimizer.param_groups if self._optimizer else []
+        return not any(each is trained for group in groups for each in group["params"])
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         """Run the work before a step or, if a closure computes the gradients, after each of its calls."""
@@ -599,6 +612,7 @@ class Pruner(HookOwner):
                     "convert modules (convert_sync_batchnorm, fusing, wrapping) before making the pruner, or detach() "
                     "first."
                 )
+        self._checked = True
 
     def _network_of(self, model: nn.Module | None) -> nn.Module:
         """Return the pruned network, or the copy of it inside DDP, EMA or compile wrappers, with the same layers."""
@@ -627,7 +641,7 @@ class Pruner(HookOwner):
         """Return the plain model with its weights as they are now. The pruner can no longer be used."""
         self.release()
         unmask_model_(self.model)
-        self._detached = True
+        self._detached, self._checked = True, False
         return self.model
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Pruner":
@@ -650,6 +664,7 @@ class Pruner(HookOwner):
             "sites": [site.name for site in self.sites],
             "round_to": self.round_to,
             "min_channels": self.min_channels,
+            "keep": {name: share for name, share in self.keep.items() if share},
             "settings": settings | {name: getattr(self, name) for name in self.settings},
         }
 
@@ -670,7 +685,7 @@ class Pruner(HookOwner):
         made = self._made_with()
         ours, theirs = ({**each, **each.get("settings", {})} for each in (made, state))
         for name, here in ours.items():
-            if name != "settings" and theirs.get(name) != here:
+            if name != "settings" and (theirs.get(name) or None) != (here or None):
                 later = ", or set pruner.strength after loading" if name == "strength" else ""
                 raise CheckpointError(
                     "a pruner's state must be of the same method, sites, floors and settings. In this pruner "
@@ -709,6 +724,30 @@ def check_strength(strength: float | Tensor) -> None:
         strength = strength.item()
     if not is_number(strength) or not 0 <= strength < math.inf:
         raise ConfigError(f"`strength` must be a finite number of at least 0. Got {strength!r}; try 1e-4.")
+
+
+def check_share(name: str, value: object) -> float:
+    """Return `value` as a share of channels, or raise."""
+    if not is_number(value) or not 0 <= value < 1:
+        raise ConfigError(f"`{name}` is a share of channels, from 0 to below 1. Got {value!r}.")
+    return float(value)
+
+
+def shares_by_site(name: str, shares: Shares, sites: Sequence[Site]) -> dict[str, float]:
+    """Return the share of every site. Of several matching globs the last one counts."""
+    names = [site.name for site in sites]
+    if not isinstance(shares, Mapping):
+        return dict.fromkeys(names, check_share(name, shares))
+    found = dict.fromkeys(names, 0.0)
+    for glob, share in shares.items():
+        matching = fnmatch.filter(names, glob) if isinstance(glob, str) else []
+        if not matching:
+            raise ConfigError(
+                f"`{name}` by site must name sites of the model. Got {glob!r}, which matches none; there are "
+                f"{few_of(str(glob), names)}."
+            )
+        found.update(dict.fromkeys(matching, check_share(name, share)))
+    return found
 
 
 def check_positive(name: str, value: object) -> float:

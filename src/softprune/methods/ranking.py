@@ -1,53 +1,36 @@
 """Methods that rank the channels by a score and remove the lowest: L1, random, Slimming, and one of your own."""
 
-import fnmatch
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Unpack, get_args
 
 import torch
 from torch import Tensor, nn
 
 from softprune.budget import FirstOrder, Limit, TableLike
-from softprune.errors import ConfigError, check_choice, few_of, is_number
+from softprune.errors import ConfigError, check_choice
 from softprune.graph import ChannelGraph, ExampleLike
 from softprune.graph.modules import by_filter
 from softprune.masks import StoredMasks, keep_common
-from softprune.methods.pruner import GraphReader, Pruner, PrunerOptions, TargetOptions, check_has_target, check_positive
+from softprune.methods.pruner import (
+    GraphReader,
+    Pruner,
+    PrunerOptions,
+    Shares,
+    TargetOptions,
+    check_has_target,
+    check_positive,
+    check_share,
+    shares_by_site,
+)
 from softprune.rng import channel_words
 from softprune.target import TargetLike
 
-Ratio = float | Mapping[str, float]
-"""The share of channels to remove: one for all sites, or by glob on their names (sites without one stay whole)."""
 Scope = Literal["global", "layer"]
-
-
-def check_ratio(value: object, name: str = "ratio") -> float:
-    """Return `value` as a share of channels, or raise a ConfigError."""
-    if not is_number(value) or not 0 <= value < 1:
-        raise ConfigError(f"`{name}` is the share of channels to remove, from 0 to below 1. Got {value!r}.")
-    return float(value)
-
-
-def ratio_per_site(ratio: Ratio, names: Sequence[str], name: str = "ratio") -> dict[str, float]:
-    """Return the share of every site. Of several matching globs the last one counts."""
-    if not isinstance(ratio, Mapping):
-        return dict.fromkeys(names, check_ratio(ratio, name))
-    shares = dict.fromkeys(names, 0.0)
-    for glob, share in ratio.items():
-        matching = fnmatch.filter(names, glob) if isinstance(glob, str) else []
-        if not matching:
-            raise ConfigError(
-                f"`{name}` by site must name sites of the model. Got {glob!r}, which matches none; there are "
-                f"{few_of(str(glob), names)}."
-            )
-        shares.update(dict.fromkeys(matching, check_ratio(share, name)))
-    return shares
 
 
 def lowest(scores: Tensor, count: int) -> Tensor:
     """Return the positions of the `count` lowest scores; among equals the later ones come first."""
-    order = torch.argsort(scores, descending=True, stable=True)
-    return order[len(scores) - min(max(count, 0), len(scores)) :]
+    return torch.argsort(scores, descending=True, stable=True)[len(scores) - count :]
 
 
 def filled(pruner: Pruner, keep: Mapping[str, Tensor], scores: Mapping[str, Tensor]) -> Tensor:
@@ -98,7 +81,7 @@ class RankingPruner(Pruner):
         model: nn.Module,
         example: ExampleLike,
         *,
-        ratio: Ratio | None = None,
+        ratio: Shares | None = None,
         target: TargetLike | None = None,
         latency_batch: int | None = None,
         latency_table: TableLike | None = None,
@@ -113,7 +96,7 @@ class RankingPruner(Pruner):
         super().__init__(model, example, strength=self.first_strength, **options)
         try:
             ratio = self.default_ratio if ratio is None else ratio
-            self.ratios = ratio_per_site(ratio, [site.name for site in self.sites])
+            self.ratios = shares_by_site("ratio", ratio, self.sites)
             """The share of channels to remove at each site."""
             if target is not None:
                 self._limit = Limit(target, self._prunable(), batch=latency_batch, table=latency_table)
@@ -254,7 +237,7 @@ class TaylorPruner(RankingPruner):
         example: ExampleLike,
         *,
         scope: Scope = "global",
-        ratio: Ratio | None = None,
+        ratio: Shares | None = None,
         **options: Unpack[TargetOptions],
     ) -> None:
         check_choice("`scope`", scope, get_args(Scope))
@@ -329,7 +312,7 @@ class SlimmingPruner(RankingPruner):
         initial_scale: float | None = None,
         **options: Unpack[TargetOptions],
     ) -> None:
-        self.first_strength, self.ratio = strength, check_ratio(self.default_ratio if ratio is None else ratio)
+        self.first_strength, self.ratio = strength, check_share("ratio", 0.7 if ratio is None else ratio)
         self._initial_scale = None if initial_scale is None else check_positive("initial_scale", initial_scale)
         super().__init__(model, example, ratio=ratio, **options)
 

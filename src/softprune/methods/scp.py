@@ -15,8 +15,15 @@ from softprune.graph import ChannelGraph, ExampleLike
 from softprune.graph.sites import DEFAULT_KINDS
 from softprune.log import get_logger
 from softprune.masks import MaskConfig, SoftMasks
-from softprune.methods.pruner import GraphReader, Pruner, PrunerOptions, check_has_target, check_state, check_values
-from softprune.methods.ranking import check_ratio
+from softprune.methods.pruner import (
+    GraphReader,
+    Pruner,
+    PrunerOptions,
+    check_has_target,
+    check_share,
+    check_state,
+    check_values,
+)
 from softprune.target import TargetLike
 
 logger = get_logger(__name__)
@@ -254,7 +261,7 @@ class TargetSoftPruner(SoftPruner):
         site_kinds: Iterable[str] = DEFAULT_KINDS,
         **options: Unpack[PrunerOptions],
     ) -> None:
-        self.ratio = check_ratio(ratio)
+        self.ratio = check_share("ratio", ratio)
         super().__init__(model, example, strength=strength, masks=masks, site_kinds=site_kinds, **options)
         self._shuffle = torch.argsort(self.site_masks.words, stable=True)
         self.count = round(self.ratio * len(self._shuffle))

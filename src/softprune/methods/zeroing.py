@@ -9,8 +9,8 @@ from softprune.errors import CheckpointError, check_choice
 from softprune.graph import ExampleLike
 from softprune.graph.modules import by_filter
 from softprune.masks import StoredMasks
-from softprune.methods.pruner import TargetOptions
-from softprune.methods.ranking import FilterPruner, Ratio
+from softprune.methods.pruner import Shares, TargetOptions
+from softprune.methods.ranking import FilterPruner
 
 Evaluation = Literal["strict", "authors"]
 """What evaluation computes where a filter is zero: "strict" zero, "authors" the constant that its BatchNorm emits."""
@@ -44,7 +44,7 @@ class SfpPruner(FilterPruner):
         model: nn.Module,
         example: ExampleLike,
         *,
-        ratio: Ratio | None = None,
+        ratio: Shares | None = None,
         evaluation: Evaluation = "strict",
         **options: Unpack[TargetOptions],
     ) -> None:
@@ -119,7 +119,7 @@ class FpgmPruner(SfpPruner):
         model: nn.Module,
         example: ExampleLike,
         *,
-        ratio_dist: Ratio | None = None,
+        ratio_dist: Shares | None = None,
         evaluation: Evaluation = "strict",
         **options: Unpack[TargetOptions],
     ) -> None:

@@ -29,7 +29,7 @@ RECIPE_KEYS = {
 }
 """Keyword of a pruner -> its key in recipes, where it has one; all others are a method's options."""
 
-RARE = ("include", "min_channels", "latency_batch")
+RARE = ("include", "keep", "min_channels", "latency_batch")
 """Keywords of every pruner that a recipe can give as `method.options`."""
 
 
