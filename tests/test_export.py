@@ -112,13 +112,6 @@ class Unknown(nn.Module):
         return torch.linalg.eigvals(x @ x.T).real
 
 
-class Lookup(nn.Module):
-    """A mistake of its own, which is no matter of shapes."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return {"dynamic": x}["static"]
-
-
 class Fixed(nn.Module):
     """Another network at a batch of two, which the exporter fixes without a word."""
 
@@ -161,9 +154,6 @@ def test_depthwise_widths_without_a_fast_kernel_are_said(
 
 
 LOGITS = torch.randn(2, 5, dtype=torch.double)
-INFINITE = LOGITS.masked_fill(torch.arange(5) > 3, float("-inf"))
-
-
 # --- folding ---------------------------------------------------------------------------------------------------
 
 

@@ -1,11 +1,9 @@
 """The Lightning callback prunes while a Trainer trains, resumes, and leaves the module as it was."""
 
-import os
 import re
 import sys
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -50,17 +48,6 @@ def _loader() -> DataLoader:
 def _trainer(folder: Path, epochs: int = 2, **options: object) -> Any:
     settings = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, **options}
     return L.Trainer(max_epochs=epochs, accelerator="cpu", devices=1, default_root_dir=folder, **settings)
-
-
-@mock.patch.dict(os.environ)  # Lightning sets the variables of the process group
-def test_the_share_of_channels_is_logged_without_a_warning_under_ddp(tmp_path: Path) -> None:
-    pruning = SoftPruning(torch.randn(2, 1, 6, 6), strength=1.0)
-    trainer = _trainer(tmp_path, epochs=1, strategy="ddp", enable_checkpointing=False, callbacks=[pruning])
-    try:
-        trainer.fit(Module(), _loader())
-    finally:
-        torch.distributed.destroy_process_group()
-    assert trainer.callback_metrics["softprune/channels_kept"] == 1
 
 
 @pytest.mark.parametrize("as_dict", [False, True])
@@ -140,13 +127,6 @@ def test_a_checkpoint_is_evaluated_and_cut_with_its_own_masks(again: bool, tmp_p
         cut = torch.cat([compact(images) for images, _ in _loader()])
         masked = torch.cat([module.model.eval()(images) for images, _ in _loader()])
     assert torch.allclose(cut, masked, atol=1e-5)
-
-
-def test_a_target_without_an_end(tmp_path: Path) -> None:
-    pruning = SoftPruning(torch.randn(2, 1, 6, 6), target={"macs": 0.5})
-    trainer = _trainer(tmp_path, -1, max_time={"seconds": 1}, enable_checkpointing=False, callbacks=[pruning])
-    with pytest.raises(ConfigError, match="a target needs to know when training ends"):
-        trainer.fit(Module(), _loader())
 
 
 def test_a_second_fit_goes_on(tmp_path: Path) -> None:

@@ -135,16 +135,6 @@ def test_an_incomplete_accumulation_counts_as_a_step(tmp_path: Path) -> None:
     assert pruning.pruner.budget.total_steps == made.state.max_steps == int(pruning.pruner.clock.step) == 4
 
 
-def test_the_compact_network_of_mixed_precision_is_plain(tmp_path: Path) -> None:
-    pruning = SoftPruningCallback(EXAMPLE, target={"macs": 0.7})
-    trainer(tmp_path, pruning, bf16=True, max_steps=1, save_strategy="no").train()
-    compact = pruning.compact().eval()
-    sp.save(compact, tmp_path / "small.safetensors")
-    loaded = sp.load(tmp_path / "small.safetensors", network())
-    pixels = images()[1]["pixel_values"][None]
-    assert torch.equal(compact(pixels).logits, loaded(pixels).logits)
-
-
 def test_the_best_checkpoint_is_cut_with_its_own_masks(tmp_path: Path) -> None:
     pruning = SoftPruningCallback(EXAMPLE, target={"macs": 0.7})
     settings = {"metric_for_best_model": "calls", "greater_is_better": False, "load_best_model_at_end": True}

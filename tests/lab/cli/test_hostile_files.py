@@ -1,19 +1,8 @@
 """Files of others cannot command the terminal, run code or stop a command: what `make fuzz` looks for, case by case."""
 
-import shutil
-from pathlib import Path
-
 import pytest
 
 from softprune.lab.cli.output import error_line, print_table
-
-OWN = ("--model", "tiny_networks:tiny")
-
-
-@pytest.fixture
-def run(finished: Path, tmp_path: Path) -> Path:
-    """Return a copy of a finished run."""
-    return Path(shutil.copytree(finished, tmp_path / "run"))
 
 
 def test_control_characters_are_shown_as_escapes(capsys: pytest.CaptureFixture[str]) -> None:

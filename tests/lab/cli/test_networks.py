@@ -70,14 +70,6 @@ def test_json_is_all_that_is_printed(softprune, finished: Path, arguments: str, 
         assert found["compact"]["activations"] < found["dense"]["activations"]
 
 
-def test_export_checks_the_file_and_prints_its_size(softprune, finished: Path, tmp_path: Path) -> None:
-    file = tmp_path / "small.onnx"
-    result = softprune("export", str(finished), *OWN, "--fold-bn", "--out", str(file))
-    assert result.exit_code == 0, result.output
-    assert f"{file.stat().st_size:,} bytes" in result.output
-    assert "differs by at most" in result.output
-
-
 def test_bench_prints_a_row_for_each_batch_size(softprune, finished: Path) -> None:
     result = softprune("bench", str(finished), *OWN, "--batch", "1,2", "--repeats", "2", "--threads", "1")
     assert result.exit_code == 0, result.output

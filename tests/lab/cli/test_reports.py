@@ -11,12 +11,8 @@ import pytest
 
 from softprune import __version__, models
 from softprune.lab.cli.app import app
-from softprune.lab.cli.runs import print_result
 from softprune.lab.config.recipes import RECIPES, SWEEPS
-from softprune.lab.runs.folder import RunFolder
 from softprune.methods import REGISTRY
-
-ROOT = Path(__file__).parents[3]
 
 
 def test_report_of_a_finished_run(softprune, finished: Path) -> None:
@@ -68,29 +64,6 @@ def test_unfinished_runs_are_left_out_with_a_line_each(softprune, finished: Path
     for result in (swept, listed):
         assert [line.split()[2] for line in result.stderr.splitlines() if "resume" in line] == ["runs/a", "runs/c"]
     assert "runs/logs holds no run" in listed.stderr
-
-
-def test_a_run_done_twice_counts_once_and_a_line_says_so(softprune, finished: Path, tmp_path: Path) -> None:
-    for name in ("one", "two"):
-        shutil.copytree(finished, tmp_path / "runs" / name)
-    result = softprune("compare", "runs", "--json")
-    assert "runs/two has the configuration and seed of runs/one" in result.stderr
-    assert [row["n"] for row in json.loads(result.stdout)] == [1]
-
-
-def test_a_speed_up_that_the_macs_do_not_explain_has_a_remark(capsys: pytest.CaptureFixture[str]) -> None:
-    result = RunFolder(ROOT / "results" / "cifar10-vgg16-scp-s0").read_result()
-    (macs,) = (row.macs for row in result.table if row.name == "compact")
-    suggested = result.dense.macs / macs
-    for speedup, has_remark in ((0.8, True), (1.2, False), (suggested, False), (3 * suggested, True)):
-        times = {"dense": 10.0 * speedup, "compact": 10.0}
-        table = [row.model_copy(update={"latency_ms": times.get(row.name)}) for row in result.table]
-        print_result(result.model_copy(update={"table": table}))
-        printed = capsys.readouterr().out
-        assert f"Speed-up: {speedup:.2f}x" in printed
-        assert (f"The MACs suggest up to {suggested:.1f}x" in printed) == has_remark
-    print_result(result.model_copy(update={"table": table, "compact": result.dense}))
-    assert "The MACs suggest" not in capsys.readouterr().out, "nothing was cut"
 
 
 @pytest.mark.parametrize(

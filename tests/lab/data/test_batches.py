@@ -116,21 +116,6 @@ def test_depends_on_seed_step_and_position_alone(data):
     assert len({tuple(image.flatten().tolist()) for image in batch(4)}) > 8
 
 
-def test_all_shifts_and_flips_are_equally_likely():
-    # The image holds its own coordinates, so that the crop tells where it comes from.
-    plane = torch.arange(1, 26, dtype=torch.float32).view(1, 1, 5, 5)
-    data = ArrayDataset.from_arrays(plane, [0])
-    count = 9000
-    images, _ = augmented_batch(
-        data, torch.zeros(count, dtype=torch.int64), Augmentation(pad=1, flip=True), _clock(), image_words(0, count)
-    )
-    seen = {}
-    for image in images:
-        seen[tuple(image.flatten().tolist())] = seen.get(tuple(image.flatten().tolist()), 0) + 1
-    assert len(seen) == 3 * 3 * 2
-    assert all(abs(number - 500) < 110 for number in seen.values())  # five standard deviations
-
-
 def test_erasing_sets_one_rectangle_of_some_images_to_the_mean_colour(data):
     count = 400
     indices, words = torch.arange(count) % 40, image_words(0, count)

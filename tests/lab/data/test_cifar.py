@@ -35,21 +35,16 @@ def _python2(pixels, labels):
     return b"\x80\x02}(" + text(b"data") + array + text(b"labels") + numbers + b"u."
 
 
-@pytest.fixture(params=["python2", "bytes", "text"])
-def cifar10(request, tmp_path):
+@pytest.fixture
+def cifar10(tmp_path):
     folder = tmp_path / CIFAR10.folder
     folder.mkdir()
-    key = str.encode if request.param == "bytes" else str
     sizes = dict.fromkeys(CIFAR10.train_files, 5) | {"test_batch": 4}
     for seed, (name, size) in enumerate(sizes.items()):
         labels = [(seed + i) % 10 for i in range(size)]
-        if request.param == "python2":
-            (folder / name).write_bytes(_python2(_pixels(size, seed), labels))
-        else:
-            content = {key("data"): _pixels(size, seed), key("labels"): labels}
-            (folder / name).write_bytes(pickle.dumps(content, protocol=4))
+        (folder / name).write_bytes(_python2(_pixels(size, seed), labels))
     names = [f"class {i}".encode() for i in range(10)]
-    (folder / "batches.meta").write_bytes(pickle.dumps({key("label_names"): names}))
+    (folder / "batches.meta").write_bytes(pickle.dumps({"label_names": names}))
     return tmp_path
 
 

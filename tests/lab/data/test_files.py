@@ -78,8 +78,7 @@ def test_batches_come_in_the_given_order_and_again(root, workers):
     assert torch.equal(before, torch.get_rng_state())
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("content", ["half", "empty", "EPS"])
+@pytest.mark.parametrize(("workers", "content"), [(1, "half"), (0, "EPS")])
 def test_a_broken_image_is_named_when_its_batch_comes(root, workers, content):
     """Pillow's EPS decoder starts Ghostscript, whatever the file is called."""
     train = _load(root).train
@@ -88,7 +87,7 @@ def test_a_broken_image_is_named_when_its_batch_comes(root, workers, content):
     if content == "EPS":
         Image.new("RGB", (20, 20)).save(path, format="EPS")
     else:
-        path.write_bytes(half if content == "half" else b"")
+        path.write_bytes(half)
     batches = BatchLoader(train, workers=workers).batches(
         torch.tensor([[0], [7]]), torch.zeros(2, 1, dtype=torch.int64)
     )
@@ -117,7 +116,6 @@ def test_a_closed_terminal_leaves_the_workers_alone(root):
         ),
         (lambda root: [path.unlink() for path in (root / "val" / "bee").iterdir()], r"Got .*no valid file.* bee"),
         (lambda root: (root / "val" / "bee").rename(root / "val" / "cat"), r"Got bee, cat only in one of them"),
-        (lambda root: [path.rename(root / path.name) for path in (root / "val").iterdir()], "any class folder"),
     ],
 )
 def test_an_incomplete_folder(root, change, message):

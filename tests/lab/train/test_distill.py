@@ -2,13 +2,11 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from tiny import StopAt, assert_same, final_state, metrics, tiny_config
 
-from softprune.errors import ConfigError
 from softprune.lab.config.settings import RunConfig
 from softprune.lab.runs.checkpoint import read_newest
 from softprune.lab.train.run import resume, start
@@ -43,25 +41,3 @@ def test_a_run_and_a_file_are_the_same_teacher(tiny: Tiny, tmp_path: Path) -> No
     for teacher in ("dense", "w.pt"):
         start(tiny(f"distill.teacher={teacher}", *short), tmp_path / f"by-{teacher}")
     assert metrics(tmp_path / "by-dense") == metrics(tmp_path / "by-w.pt")
-
-
-@pytest.mark.slow
-def test_wrong_teachers_are_refused_and_nothing_is_written(tiny: Tiny, tmp_path: Path) -> None:
-    assert start(tiny("method.name=dense"), tmp_path / "half", listener=StopAt(9)).stopped
-    start(tiny("train.epochs=1"), tmp_path / "pruned")
-    state: dict[str, Any] = read_newest(tmp_path / "half" / "checkpoints")[1]["model"]
-    torch.save(
-        {name: value[:7] if name[:3] == "11." else value for name, value in state.items()}, tmp_path / "seven.pt"
-    )
-    for message, *overrides in (
-        ("does not exist", "distill.teacher=nowhere.pt"),
-        ("needs the dense baseline", "distill.teacher=baseline"),
-        ("needs the trained network to start from", "distill.teacher=start"),
-        ("exclude each other", "distill.teacher=w.pt", "train.label_smoothing=0.1"),
-        ("not finished", "distill.teacher=half"),
-        ("a run with method scp", "distill.teacher=pruned"),
-        ("for these classes", "distill.teacher=seven.pt"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            start(tiny(*overrides), tmp_path / "run")
-        assert not (tmp_path / "run").exists()

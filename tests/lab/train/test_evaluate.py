@@ -1,17 +1,16 @@
 """Evaluation over a whole test set, and the time of a forward."""
 
-import time
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from softprune.lab.config.settings import RunConfig, TrainConfig
 from softprune.lab.data import ArrayDataset, DataBundle, load_data
 from softprune.lab.train import evaluate
-from softprune.lab.train.evaluate import EvalTotals, Evaluator, latency_ms
+from softprune.lab.train.evaluate import EvalTotals, Evaluator
 from softprune.lab.world import World
 
 WORLD = World(0, 1, torch.device("cpu"))
@@ -92,15 +91,3 @@ def test_a_run_in_bf16_is_evaluated_in_it_only_where_the_device_has_it(
     model.register_forward_hook(lambda module, args, out: seen.append(out.dtype))
     Evaluator(load_data("digits"), RunConfig(train=TrainConfig(precision="bf16")), WORLD)(model)
     assert set(seen) == {dtype}
-
-
-def test_latency_is_the_time_of_a_forward_in_eval_mode() -> None:
-    class Slow(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            assert not self.training
-            time.sleep(0.002)
-            return x
-
-    model = Slow().train()
-    assert 2 <= latency_ms(model, torch.zeros(1)) < 20
-    assert model.training

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 EXIT_FAILED = 1
 """Some runs of a sweep failed, or the record of one is damaged."""
-_IMPLAUSIBLE = 1.5
-"""Above this multiple of the MAC reduction a speed-up is reported with a remark, as it is below 1."""
 _OPTIONAL = "minutes", "front", "activations cut", "channels cut", "params cut", "best", "method", "n", "dense", "data"
 """Columns that a narrow terminal can do without, the least important ones first."""
 
@@ -215,13 +213,6 @@ def print_result(result: Result) -> None:
     print_table(columns, rows, optional=["activations", "top-5", "file"])
     if result.speed_up is not None:
         say(f"\nSpeed-up: {result.speed_up:.2f}x (latency of {result.latency_batch} images)")
-        explained = dense.macs / max(result.compact.macs, 1)
-        if explained > 1 and not 1 <= result.speed_up <= _IMPLAUSIBLE * explained:
-            say(
-                f"The MACs suggest up to {explained:.1f}x. `softprune bench` measures again, with other backends and "
-                "batch sizes, and says what to try. Other programs on this machine disturb the measurement.",
-                wrap=True,
-            )
 
 
 @command
