@@ -18,7 +18,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from softprune.cut.analyses import BoolArray, Liveness, constants, depthwise
 from softprune.errors import PlanError
 from softprune.graph import ChannelGraph
-from softprune.graph.channels import ConstantOp, ForwardAnalysis, IntArray, LayerOp, NormOp, SelectOp, Use
+from softprune.graph.channels import ConstantOp, ForwardAnalysis, LayerOp, NormOp, SelectOp, Use
 from softprune.graph.modules import ConstantOutput, Select
 
 FORMAT = "softprune.plan"
@@ -238,14 +238,14 @@ def make_plan(
     cuts.forward(graph.ops)
     modules = cuts.modules
     parameters = {
-        each.name: ParameterCut(dim=each.dim, width=len(each.atoms), kept=_kept(live.is_present(each.atoms)))
+        each.name: ParameterCut(dim=each.dim, width=len(each.atoms), kept=cuts.kept(cuts.present[each.atoms]))
         for each in graph.free_parameters
-        if not live.is_present(each.atoms).all()
+        if not cuts.present[each.atoms].all()
     }
     return PrunePlan(
         model=class_name(model),
         dense=model_shapes(model),
-        sites={name: _kept(mask) for name, mask in hard.items()},
+        sites={name: cuts.kept(mask) for name, mask in hard.items()},
         modules=modules,
         aliases=cuts.aliases,
         parameters=parameters,
@@ -285,43 +285,86 @@ class _Cuts(ForwardAnalysis):
     def __init__(self, live: Liveness, masks: Mapping[str, BoolArray]) -> None:
         super().__init__()
         self.live, self.masks = live, masks
+        self.present = live.present[live.graph.classes]
         self.modules: dict[str, ModuleCut] = {}
         self.aliases: dict[str, str] = {}
+        self._indices: dict[bytes, Indices] = {}
+
+    def kept(self, flags: BoolArray) -> Indices:
+        """Return where `flags` are true. Modules that follow each other mostly keep the same channels."""
+        key = flags.tobytes()
+        if key not in self._indices:
+            self._indices[key] = tuple(np.flatnonzero(flags).tolist())
+        return self._indices[key]
+
+    def _selection(self, kept: BoolArray, come: BoolArray) -> dict[str, Any]:
+        """Return how a module reads the channels `kept` of a compact tensor that holds the channels `come`."""
+        positions = kept[come]
+        return {} if positions.all() else {"select": self.kept(positions), "source_width": len(positions)}
 
     def layer(self, op: LayerOp, use: Use) -> None:
-        self.modules[op.name] = _cut_layer(op, self.live)
         self.aliases.update(dict.fromkeys(op.aliases, op.name))
+        live, present, outputs = self.live, self.present[op.inputs], self.present[op.outputs]
+        widths: dict[str, Any] = {"kind": op.kind, "width_in": len(op.inputs), "width_out": len(op.outputs)}
+        if live.is_constant(op):
+            self.modules[op.name] = ModuleCut(**widths, inputs=(), outputs=self.kept(outputs), constant=True)
+            return
+        kept, groups = live.read(op), 1
+        if depthwise(op):
+            kept = np.any(outputs.reshape(op.groups, -1), axis=1)
+            groups = int(np.count_nonzero(kept))
+        elif op.groups > 1:
+            left = live.groups_left(op)
+            kept, groups = _filled(kept, present, left, 1), int(np.count_nonzero(left))
+        elif live.round_to > 1 or not kept.any():
+            kept = _filled(kept, present, np.array([True]), live.round_to)
+        self.modules[op.name] = ModuleCut(
+            **widths,
+            inputs=self.kept(kept),
+            outputs=self.kept(outputs),
+            groups=groups,
+            folded=op.groups == 1 and bool((np.abs(live.values[op.inputs[~kept]]) > 0).any()),  # NaN is not
+            **self._selection(kept, present),
+        )
 
     def norm(self, op: NormOp, use: Use) -> None:
-        come, kept = (np.flatnonzero(self.live.is_present(atoms)) for atoms in (op.inputs, op.outputs))
-        channels = tuple(kept.tolist())
+        kept = self.present[op.outputs]
         self.modules[op.name] = ModuleCut(
             kind="norm",
             width_in=len(op.inputs),
             width_out=len(op.outputs),
-            inputs=channels,
-            outputs=channels,
-            zeroed=_kept(~self.masks[op.name][kept]) if op.name in self.masks else (),
-            **_selection(kept, come),
+            inputs=self.kept(kept),
+            outputs=self.kept(kept),
+            zeroed=self.kept(~self.masks[op.name][kept]) if op.name in self.masks else (),
+            **self._selection(kept, self.present[op.inputs]),
         )
 
     def select(self, op: SelectOp) -> None:
-        source = np.flatnonzero(self.live.is_present(op.source))
-        outputs = self.live.is_present(op.outputs)
+        source, outputs = self.present[op.source], self.present[op.outputs]
         where = {int(atom): position for position, atom in enumerate(op.source[source])}
         self.modules[op.name] = ModuleCut(
             kind="select",
             width_in=len(op.source),
             width_out=len(op.outputs),
-            inputs=tuple(source.tolist()),
-            outputs=_kept(outputs),
+            inputs=self.kept(source),
+            outputs=self.kept(outputs),
             select=tuple(where[int(atom)] for atom in op.inputs[outputs]),
-            source_width=len(source),
+            source_width=len(where),
         )
 
     def constant(self, op: ConstantOp) -> None:
-        kept, width = _kept(self.live.is_present(op.outputs)), len(op.outputs)
+        kept, width = self.kept(self.present[op.outputs]), len(op.outputs)
         self.modules[op.name] = ModuleCut(kind="constant", width_in=width, width_out=width, inputs=kept, outputs=kept)
+
+
+def _filled(read: BoolArray, present: BoolArray, left: BoolArray, multiple: int) -> BoolArray:
+    """Return the inputs that a layer keeps: those that are `read`, and equally many, one at least, in all groups."""
+    kept, spare = (flags.reshape(len(left), -1) & left[:, None] for flags in (read, present & ~read))
+    counts = kept.sum(axis=1, keepdims=True)
+    most = -(-max(1, int(counts.max())) // multiple) * multiple
+    if (counts < most).any():
+        kept |= spare & (spare.cumsum(axis=1) <= most - counts)
+    return kept.ravel()
 
 
 def dense_macs(graph: ChannelGraph) -> int:
@@ -344,56 +387,6 @@ def _checked_masks(graph: ChannelGraph, masks: Mapping[str, Tensor]) -> dict[str
             raise PlanError(f"the mask of '{name}' must have shape ({widths[name]},). Got {array.shape}.")
         hard[name] = array.astype(bool)
     return graph.member_masks(hard)
-
-
-def _kept(flags: BoolArray) -> Indices:
-    return tuple(np.flatnonzero(flags).tolist())
-
-
-def _selection(kept: IntArray, come: IntArray) -> dict[str, Any]:
-    """Return how a module reads the channels `kept` of a compact tensor that holds the channels `come`."""
-    if len(kept) == len(come):
-        return {}
-    return {"select": tuple(np.searchsorted(come, kept).tolist()), "source_width": len(come)}
-
-
-def _cut_layer(layer: LayerOp, live: Liveness) -> ModuleCut:
-    outputs = _kept(live.is_present(layer.outputs))
-    widths: dict[str, Any] = {"kind": layer.kind, "width_in": len(layer.inputs), "width_out": len(layer.outputs)}
-    if live.is_constant(layer):
-        return ModuleCut(**widths, inputs=(), outputs=outputs, constant=True)
-    present, read = live.is_present(layer.inputs), live.read(layer)
-    groups, folded = 1, False
-    if layer.groups == 1:
-        count = int(np.count_nonzero(read))
-        wanted = -(-max(count, 1) // live.round_to) * live.round_to  # where all of them are zero, one is enough
-        if count < wanted:
-            read[np.flatnonzero(present & ~read)[: wanted - count]] = True
-        kept = np.flatnonzero(read)
-        folded = bool((np.abs(live.values[layer.inputs[~read]]) > 0).any())  # NaN is not
-    elif depthwise(layer):
-        kept = np.flatnonzero(live.is_present(layer.outputs).reshape(layer.groups, -1).any(axis=1))
-        groups = len(kept)
-    else:
-        kept, groups = _grouped_inputs(layer, live.groups_left(layer), read, present)
-    return ModuleCut(
-        **widths,
-        inputs=tuple(kept.tolist()),
-        outputs=outputs,
-        groups=groups,
-        folded=folded,
-        **_selection(kept, np.flatnonzero(present)),
-    )
-
-
-def _grouped_inputs(layer: LayerOp, left: BoolArray, read: BoolArray, present: BoolArray) -> tuple[IntArray, int]:
-    """Return the inputs of a grouped convolution after the cut, equally many in every group that is left."""
-    # What a group reads comes first, then what fills it up.
-    order = np.where(read, 0, np.where(present, 1, 2)).reshape(layer.groups, -1)[left]
-    count = max(1, int((order == 0).sum(axis=1).max()))
-    chosen = np.sort(np.argsort(order, axis=1, kind="stable")[:, :count], axis=1)
-    starts = np.flatnonzero(left) * (len(layer.inputs) // layer.groups)
-    return (starts[:, None] + chosen).ravel(), len(starts)
 
 
 def _weights(layer: LayerOp, cut: ModuleCut) -> int:
