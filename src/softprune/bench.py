@@ -16,12 +16,9 @@ from softprune.errors import ConfigError, SoftpruneError, check_choice, first_li
 from softprune.export import fold_batch_norms, onnx_content, onnx_session
 from softprune.graph import Example, ExampleLike
 from softprune.graph.modules import Select
-from softprune.log import get_logger
 from softprune.masks import check_unmasked
 
 __all__ = ["BenchReport", "BenchRow", "Runtime", "Timing", "alternate", "compare_latency"]
-
-logger = get_logger(__name__)
 
 BACKENDS = ("eager", "graph", "compile", "onnxruntime")
 """PyTorch's eager mode; the same as a CUDA graph; torch.compile; and ONNX Runtime on the CPU."""
@@ -43,7 +40,6 @@ class Runtime:
     dtype: str = "float32"
     batch: int = 1
     threads: int = 0
-    channels_last: bool | None = None
 
     def __post_init__(self) -> None:
         check_choice("A backend", self.backend, BACKENDS)
@@ -53,12 +49,15 @@ class Runtime:
                 "A batch must be an integer of at least 1, and `threads` one of at least 0 (0: the present number). "
                 f"Got {self.batch!r} and {self.threads!r}."
             )
-        if self.channels_last is None:  # tensor cores want them last
-            object.__setattr__(self, "channels_last", self.on_gpu and DTYPES[self.dtype].itemsize == 2)
 
     @property
     def on_gpu(self) -> bool:
         return self.device.startswith("cuda")
+
+    @property
+    def channels_last(self) -> bool:
+        """Whether the channels are last in memory, as tensor cores want them."""
+        return self.on_gpu and DTYPES[self.dtype].itemsize == 2
 
     def place(self, tensor: Tensor) -> Tensor:
         """Return a tensor on the device, in the precision and in the memory format."""
@@ -206,8 +205,6 @@ class BenchRow(Runtime):
     compact: Timing | None = None
     mac_ratio: float
     """Dense MACs over compact MACs, the speed-up if time were proportional to MACs."""
-    activation_ratio: float
-    """Dense activations over compact activations, the speed-up if time were proportional to memory traffic."""
     note: str = ""
     """Why there is no measurement."""
 
@@ -271,11 +268,10 @@ def compare_latency(
     example: ExampleLike,
     *,
     backends: Iterable[str] = ("eager",),
-    batches: Iterable[int] | int = (1,),
+    batches: Iterable[int] = (1,),
     device: torch.device | str = "cpu",
     dtype: str = "float32",
     threads: int = 0,
-    channels_last: bool | None = None,
     fold_bn: bool = False,
     repeats: int = 15,
 ) -> BenchReport:
@@ -290,19 +286,15 @@ def compare_latency(
         device: The device to measure on.
         dtype: Precision of weights and inputs: "float32", "bfloat16", "float16" or "float64".
         threads: CPU threads. 0 keeps the present number.
-        channels_last: Use the channels_last memory format, also in compiled networks. Default: in half precision on a
-            GPU.
         fold_bn: Fold BatchNorms into the layers before them, in both networks.
         repeats: Timed blocks per network.
     """
     if not is_integer(repeats) or repeats < 1:
         raise ConfigError(f"`repeats` must be an integer of at least 1. Got {repeats!r}.")
     runtimes = [
-        Runtime(
-            backend=backend, device=str(device), dtype=dtype, batch=size, threads=threads, channels_last=channels_last
-        )
-        for backend in ([backends] if isinstance(backends, str) else backends)
-        for size in (batches if isinstance(batches, Iterable) else [batches])
+        Runtime(backend=backend, device=str(device), dtype=dtype, batch=size, threads=threads)
+        for backend in backends
+        for size in batches
     ]
     for name, model in (("dense", dense), ("compact", compact)):
         check_unmasked(model, "a benchmark", name=name)
@@ -322,11 +314,7 @@ def compare_latency(
 def _row(
     runtime: Runtime, networks: Mapping[str, nn.Module], example: Example, repeats: int, costs: tuple[Cost, Cost]
 ) -> BenchRow:
-    row = BenchRow(
-        **vars(runtime),
-        mac_ratio=costs[0].macs / max(costs[1].macs, 1),
-        activation_ratio=costs[0].activations / max(costs[1].activations, 1),
-    )
+    row = BenchRow(**vars(runtime), mac_ratio=costs[0].macs / max(costs[1].macs, 1))
     with runtime.threads_set() as threads:
         row = replace(row, threads=threads)
     try:
@@ -336,7 +324,6 @@ def _row(
         row = replace(row, note=str(error))
     except Exception as error:  # of the network, the backend or the memory; the other rows are still useful
         row = replace(row, note=f"does not run: {type(error).__name__}: {first_line(error)}")
-    logger.debug("%s, batch %d: speed-up %s", row.backend, row.batch, row.speed_up or row.note)
     return row
 
 
