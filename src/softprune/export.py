@@ -69,7 +69,6 @@ def to_onnx(
     *,
     fold_bn: bool = False,
     dynamic_batch: bool = True,
-    tolerance: float | None = None,
 ) -> ExportReport:
     """Write `model` as one ONNX file, run it in ONNX Runtime and compare its outputs with those of `model`.
 
@@ -79,7 +78,6 @@ def to_onnx(
         path: The file to write, ending in .onnx. An existing file is replaced only by a verified one.
         fold_bn: Fold BatchNorms into the layers before them.
         dynamic_batch: Accept any batch size.
-        tolerance: Largest allowed difference relative to the largest output. Default: 1e-4 in float32.
     """
     target = Path(path)
     if target.suffix != ".onnx":
@@ -110,7 +108,7 @@ def to_onnx(
     def run(attempt: Example) -> list[Tensor]:
         return [torch.from_numpy(output) for output in call_for(attempt)()]
 
-    found = _compare_outputs(network, run, attempts, what="An ONNX file", tolerance=tolerance)
+    found = _compare_outputs(network, run, attempts, what="An ONNX file")
     _warn_of_widths(network, runtime)
     write_atomically(target, content, then="export again")
     norms = [sum(isinstance(module, _BatchNorm) for module in each.modules()) for each in (network, small)]
@@ -202,14 +200,9 @@ def _export_error(model: nn.Module, error: BaseException) -> ModelError:
 
 
 def _compare_outputs(
-    model: nn.Module,
-    run: Callable[[Example], Sequence[Tensor]],
-    attempts: Sequence[Example],
-    *,
-    what: str,
-    tolerance: float | None = None,
+    model: nn.Module, run: Callable[[Example], Sequence[Tensor]], attempts: Sequence[Example], *, what: str
 ) -> Comparison:
-    """Run both on every input. Raise a VerificationError where they differ by more than `tolerance`."""
+    """Run both on every input. Raise a VerificationError where they differ by more than TOLERANCES."""
     worst, scale = 0.0, 0.0
     for attempt in attempts:
         shape = shapes_of(attempt)
@@ -218,8 +211,7 @@ def _compare_outputs(
             difference, size = compare(expected, run(attempt))
         except Exception as error:  # an exporter may fix a batch size that was declared dynamic, without an error
             raise _export_error(model, error) from error
-        usual = max((TOLERANCES.get(output.dtype, 0.0) for output in expected), default=0.0)
-        limit = usual if tolerance is None else tolerance
+        limit = max((TOLERANCES.get(output.dtype, 0.0) for output in expected), default=0.0)
         if not difference <= limit * max(size, 1e-30):
             raise VerificationError(
                 f"{what} must compute what the network computes, within {limit:g} of its output. Got a difference of "

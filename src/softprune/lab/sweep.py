@@ -46,8 +46,6 @@ class Cell:
     """One value for each key of the grid."""
     after: str | None = None
     """The cell that must have finished before. It stands earlier in the sweep."""
-    data_dir: str | None = None
-    """Folder of the images, in place of the recipe's."""
 
     @property
     def name(self) -> str:
@@ -136,7 +134,6 @@ def _cells(
             run=label,
             point=point,
             after=None if after is None else after.name,
-            data_dir=data_dir,
         )
 
 
@@ -206,32 +203,28 @@ def run_here(cells: list[Cell], progress: Progress, *, device: str, time_limit: 
             return
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cluster:
-    """Where Ray trains, and what a run requests there."""
-
-    jobs: int
-    """Runs side by side on this machine."""
-    address: str | None
-    """A cluster, on which as many runs train as fit."""
-    cpus: float
-    gpus: float | None
-    """None for a GPU, where there are some, or the share of it that lets ``jobs`` fit."""
-
-
 def run_on_ray(
-    cells: list[Cell], progress: Progress, cluster: Cluster, *, device: str, time_limit: float | None
+    cells: list[Cell],
+    progress: Progress,
+    *,
+    jobs: int,
+    address: str | None,
+    cpus: float,
+    gpus: float | None,
+    device: str,
+    time_limit: float | None,
 ) -> Iterator[Ended]:
-    """Train the runs as Ray tasks. Yield each when it ends.
+    """Train the runs as Ray tasks, ``jobs`` side by side here or as many as fit on the cluster at ``address``.
 
-    A task that loses its worker or node is repeated on another one, and resumes the run. A signal or the time limit
+    A run requests ``cpus`` and ``gpus`` (None: a GPU, where there are some, or the share that lets ``jobs`` fit). A
+    task that loses its worker or node is repeated on another one, and resumes the run. A signal or the time limit
     cancels the tasks: Ray interrupts each run as Ctrl-C does, so that it saves.
     """
     ray = import_optional("ray", "A sweep with --jobs above 1 or --address", otherwise=", or leave them out")
-    _connect(ray, cluster)
+    _connect(ray, jobs, address)
     try:
         cells[0].folder.path.parent.mkdir(parents=True, exist_ok=True)
-        task = ray.remote(max_retries=_MOST_RESUMED, **_request(ray, cluster))(_train)
+        task = ray.remote(max_retries=_MOST_RESUMED, **_request(ray, 1 if address else jobs, cpus, gpus))(_train)
         references: dict[str | None, Any] = {None: None}
         for cell in cells:
             references[cell.name] = task.remote(cell, references[cell.after], progress, device, None)
@@ -252,26 +245,25 @@ def run_on_ray(
         ray.shutdown()
 
 
-def _connect(ray: Any, cluster: Cluster) -> None:
+def _connect(ray: Any, jobs: int, address: str | None) -> None:
     """Join the cluster, or start Ray on this machine with a slot for each job."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    if cluster.address is None:
-        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // cluster.jobs)))
-        ray.init(address="local", num_cpus=cluster.jobs, include_dashboard=False, logging_level="ERROR")
+    if address is None:
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // jobs)))
+        ray.init(address="local", num_cpus=jobs, include_dashboard=False, logging_level="ERROR")
         return
     try:
-        ray.init(address=cluster.address, logging_level="ERROR")
+        ray.init(address=address, logging_level="ERROR")
     except (OSError, ValueError, RuntimeError) as error:
         raise ConfigError(
-            f"--address must be that of a running Ray cluster. Got {cluster.address!r}: {first_line(error)}. Start one "
+            f"--address must be that of a running Ray cluster. Got {address!r}: {first_line(error)}. Start one "
             "with `ray start --head`, or leave --address out to use this machine."
         ) from error
 
 
-def _request(ray: Any, cluster: Cluster) -> dict[str, float]:
+def _request(ray: Any, jobs: int, cpus: float, gpus: float | None) -> dict[str, float]:
     """Return what a run requests. Raise a ConfigError where no node has it: Ray would wait for one."""
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    cpus, gpus, jobs = cluster.cpus, cluster.gpus, 1 if cluster.address else cluster.jobs
     if gpus is None:
         most = max(node.get("GPU", 0.0) for node in nodes)
         gpus = 1 / math.ceil(jobs / most) if most else 0.0
@@ -296,7 +288,7 @@ def _train(cell: Cell, before: Ended | None, progress: Progress, device: str, ti
         with progress() as listener:
             options: dict[str, Any] = {"device": device, "time_limit": time_limit, "listener": listener}
             if folder.config.is_file():
-                outcome = resume(folder.path, data_dir=cell.data_dir, **options)
+                outcome = resume(folder.path, data_dir=cell.config.data.dir or None, **options)
             else:
                 outcome = start(cell.config, folder.path, **options)
         if outcome.stopped:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -244,7 +244,7 @@ def sweep(
     exit code 1 means that some runs failed.
     """
     seconds = parse_time(time_limit)
-    from softprune.lab.sweep import Cluster, read_sweep, run_here, run_on_ray
+    from softprune.lab.sweep import read_sweep, run_here, run_on_ray
 
     cells = read_sweep(file, out, data_dir=data_dir)
     if dry_run:
@@ -255,8 +255,8 @@ def sweep(
         runs = run_here(cells, run_progress, device=device, time_limit=seconds)
     else:
         gpus = 0.0 if gpus is None and device == "cpu" else gpus
-        cluster = Cluster(jobs=jobs, address=address, cpus=cpus, gpus=gpus)
-        runs = run_on_ray(cells, run_progress, cluster, device=device, time_limit=seconds)
+        limits: dict[str, Any] = {"cpus": cpus, "gpus": gpus, "device": device, "time_limit": seconds}
+        runs = run_on_ray(cells, run_progress, jobs=jobs, address=address, **limits)
     done, failed, stopped = [], [], False
     for ended in runs:
         say(f"{ended.state:<9} {ended.cell.name}")
