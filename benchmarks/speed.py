@@ -60,8 +60,8 @@ class Networks:
 
     def auto(self, kinds: str, how: Runtime) -> int:
         """Return what `round_to="auto"` chooses."""
-        graph, dtype = self.graph(kinds), getattr(torch, how.dtype)
-        multiple = default_multiple(how.device, dtype, how.backend)
+        graph = self.graph(kinds)
+        multiple = default_multiple("cpu" if how.backend == "onnxruntime" else how.device)
         return fitting_multiple(multiple, [site.width for site in graph.sites], len(required_sites(graph)))
 
     def _compact(self, kinds: str, multiple: int) -> nn.Module:

@@ -7,23 +7,8 @@ import torch
 from torch import nn
 
 from softprune import SoftPruner, models
-from softprune.devices import default_multiple, fitting_multiple
+from softprune.devices import fitting_multiple
 from softprune.errors import ConfigError
-
-
-@pytest.mark.parametrize(
-    ("given", "multiple"),
-    [
-        (("cuda",), 32),
-        (("cuda:1", torch.float16), 32),
-        (("cuda", torch.float32), 8),
-        (("cuda", torch.float32, "onnxruntime"), 16),
-        (("cpu",), 16),
-        (("cpu", torch.bfloat16), 16),
-    ],
-)
-def test_the_multiple_of_a_device(given: tuple[object, ...], multiple: int) -> None:
-    assert default_multiple(*given) == multiple
 
 
 @pytest.mark.parametrize(

@@ -98,15 +98,9 @@ def broadcast_from_rank0_(*tensors: Tensor) -> None:
             dist.broadcast(tensor, src=0)
 
 
-def default_multiple(device: torch.device | str = "cpu", dtype: torch.dtype | None = None, runtime: str = "") -> int:
-    """Return the multiple of channels in which networks are fast on a device, in a precision and in a runtime.
-
-    `dtype`: of the inference; half precision on a GPU if it is not given. `runtime`: "onnxruntime" runs on the CPU,
-    wherever the network is trained.
-    """
-    if runtime != "onnxruntime" and torch.device(device).type == "cuda":
-        return GPU_MULTIPLE if dtype in (None, torch.bfloat16, torch.float16) else WIDTH_MULTIPLE
-    return CPU_MULTIPLE
+def default_multiple(device: torch.device | str) -> int:
+    """Return the multiple of channels in which networks are fast on a device, in half precision on a GPU."""
+    return GPU_MULTIPLE if torch.device(device).type == "cuda" else CPU_MULTIPLE
 
 
 def fitting_multiple(multiple: int, widths: Sequence[int], required: int) -> int:

@@ -72,28 +72,18 @@ def read_target(target: TargetLike) -> Target:
 
 def _amount(key: str, amount: Amount) -> tuple[float, bool]:
     quantity = QUANTITIES[key]
-    wrong = ConfigError(
-        "The amount of a target is a share to keep, between 0 and 1 or as a percentage, or the figure itself: "
-        f"0.5, '50%' or {'60000000' if quantity.is_whole else f'3.5 (or 0.8 {quantity.unit} in quotes)'}. "
-        f"Got {key} = {amount!r}."
-    )
-    unit = ""
-    value: float
-    if isinstance(amount, str):
-        text = amount.strip().lower()
-        unit = next((end for end in ("%", quantity.unit.lower()) if text.endswith(end)), "")
-        try:
-            value = float(text.removesuffix(unit).replace("_", "").replace(",", ""))
-        except ValueError:
-            raise wrong from None
-    elif not is_number(amount):
-        raise wrong
-    else:
-        value = float(amount)
-    if unit == "%":
-        value /= 100
-    if not math.isfinite(value) or value <= 0:
-        raise wrong
+    text = amount.strip().lower() if isinstance(amount, str) else repr(float(amount)) if is_number(amount) else ""
+    unit = next((end for end in ("%", quantity.unit.lower()) if text.endswith(end)), "")
+    try:
+        value = float(text.removesuffix(unit).replace("_", "").replace(",", "")) / (100 if unit == "%" else 1)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise ConfigError(
+            "The amount of a target is a share to keep, between 0 and 1 or as a percentage, or the figure itself: "
+            f"0.5, '50%' or {'60000000' if quantity.is_whole else f'3.5 (or 0.8 {quantity.unit} in quotes)'}. "
+            f"Got {key} = {amount!r}."
+        )
     is_share = unit == "%" or (unit == "" and value <= 1)
     if is_share and value >= 1:
         raise ConfigError(f"A target must keep less than the whole network. Got {key} = {amount!r}.")

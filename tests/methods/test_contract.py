@@ -82,7 +82,7 @@ def build_on(method: str, topology: str, **more: Any) -> Pruner:
     model = randomise_(kind.build())
     settings = {**SETTINGS.get(method, {}), **more}
     if method == "scratch":
-        settings["plan"] = RandomPruner(kind.build(), kind.example(), ratio=0.5).plan()
+        settings = {"plan": RandomPruner(kind.build(), kind.example(), ratio=0.5).plan()}
     return REGISTRY[method](model, kind.example(), **settings)
 
 

@@ -29,11 +29,11 @@ class Residual(nn.Module):
 
 def test_a_summary_prints_what_is_kept_and_why() -> None:
     sites = (
-        SiteSummary("a", "relu", width=16, kept=16, floor=1, left=16),
-        SiteSummary("stem.1", "relu", width=16, kept=1, floor=1, left=1),
-        SiteSummary("b", "relu", width=16, kept=0, floor=0, left=0),
-        SiteSummary("c", "relu", width=1, kept=1, floor=1, left=1),
-        SiteSummary("d", "relu", width=16, kept=8, floor=8, rounded=3, left=2),
+        SiteSummary("a", width=16, kept=16, floor=1, left=16),
+        SiteSummary("stem.1", width=16, kept=1, floor=1, left=1),
+        SiteSummary("b", width=16, kept=0, floor=0, left=0),
+        SiteSummary("c", width=1, kept=1, floor=1, left=1),
+        SiteSummary("d", width=16, kept=8, floor=8, rounded=3, left=2),
     )
     summary = Summary(sites, 26, 65, 1_500, 2_000, 90, 100, filled=("x", "y"))
     assert str(summary) == repr(summary)

@@ -258,18 +258,6 @@ def test_steps_after_the_last_one_and_a_training_that_diverges(caplog: pytest.Lo
         train(pruner, optimizer, 12, first=2)
 
 
-def test_what_rounding_keeps_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    pruner = pruner_of(round_to=64)
-    with torch.no_grad():
-        for norm in pruner.norms.values():
-            norm.bias[:2] = -9.0
-    summary = pruner.summary()
-    assert (summary.sites[0].kept, summary.sites[0].rounded) == (8, 2)
-    assert "2 dead, kept by rounding or a floor" in str(summary)
-    pruner.compact()
-    assert "round_to=64" in caplog.text
-
-
 @pytest.mark.parametrize("masked", [True, False])
 def test_a_copy_without_masks_is_cut_with_a_warning(masked: bool, caplog: pytest.LogCaptureFixture) -> None:
     model = Chain()

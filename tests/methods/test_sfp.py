@@ -6,10 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from method_networks import Chain, PreActivation, Residual, batch, sgd, train
-from paper.counting import PaperCounter
 from torch import Tensor, nn
 
-from softprune import models
 from softprune.errors import CheckpointError, ConfigError, ModelError
 from softprune.methods import FpgmPruner, L1Pruner, SfpPruner
 
@@ -23,26 +21,6 @@ def test_the_norm_is_that_of_the_paper() -> None:
         model[0].weight.zero_()
         model[0].weight[0, 0], model[0].weight[1, 0, 0, 0] = 0.5, 2.0  # L1 would drop the other one
     assert pruner.scores(model)["1"][:2].tolist() == pytest.approx([1.5, 2.0])
-
-
-def test_forty_percent_of_resnet56() -> None:
-    torch.manual_seed(0)
-    model = models.resnet56_a()
-    pruner = SfpPruner(model, IMAGE, ratio=0.4)
-    sgd(pruner)
-    masks = pruner.masks()
-    assert len(masks) == 55  # every convolution, also the last of each branch
-    dropped = {len(mask): int((~mask).sum()) for mask in masks.values()}
-    assert dropped == {16: 6, 32: 12, 64: 25}
-    zeros = [
-        int((module.weight.flatten(1) == 0).all(1).sum()) for module in model.modules() if isinstance(module, nn.Conv2d)
-    ]
-    assert sum(zeros) == sum(int((~mask).sum()) for mask in masks.values())
-    counter = PaperCounter(model, IMAGE)
-    dense = counter.count().flops
-    assert dense == 125_485_696 - 640  # convolutions alone
-    left = counter.count({name: int(mask.sum()) for name, mask in masks.items()}).flops
-    assert 100 * (1 - left / dense) == pytest.approx(50.41, abs=0.005)
 
 
 def test_the_smallest_norms_are_zeroed_before_training_and_after_every_epoch() -> None:

@@ -134,11 +134,7 @@ def uncounted() -> AbstractContextManager[Any]:
     """Hide what is drawn from activation checkpoints, which count the tensors that a forward saves for backward."""
     if torch.compiler.is_compiling() or torch._C._autograd._top_saved_tensors_default_hooks(False) is None:
         return nullcontext()
-    return torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is)
-
-
-def _as_it_is(tensor: Tensor) -> Tensor:
-    return tensor
+    return torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
 
 
 def mask_(bn: _BatchNorm, masks: Any, number: int) -> MaskedBatchNorm:

@@ -91,7 +91,6 @@ class SiteSummary:
     """One masked BatchNorm."""
 
     name: str
-    activation: str
     width: int
     kept: int
     floor: int
@@ -532,7 +531,6 @@ class Pruner(HookOwner):
             sites=tuple(
                 SiteSummary(
                     name=site.name,
-                    activation=site.activation,
                     width=site.width,
                     kept=kept[site.name],
                     floor=self.floors[site.name],

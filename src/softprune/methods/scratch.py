@@ -6,20 +6,18 @@ A control: do the remaining weights matter, or only the widths?
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from softprune.cut import PrunePlan, plans_of, read_plans, saved_path
-from softprune.cut.selection import Globs
-from softprune.errors import CheckpointError, ConfigError, PlanError
+from softprune.errors import ConfigError, PlanError
 from softprune.graph import ChannelGraph, ExampleLike
 from softprune.masks import StoredMasks
 from softprune.methods.pruner import GraphReader, Pruner
 
-PlanLike = PrunePlan | Sequence[PrunePlan] | str | os.PathLike[str]
-"""A plan, the plans of a network that was cut several times, a compact network's folder, or the folder of a run."""
+PlanLike = PrunePlan | str | os.PathLike[str]
+"""A plan, the file of a compact network, or the folder of a run."""
 
 
 class ScratchPruner(Pruner):
@@ -33,32 +31,21 @@ class ScratchPruner(Pruner):
         model: A newly built network of the definition that was pruned; masked in place.
         example: What it is called with.
         plan: The shape: a plan, the file of a compact network, or the folder of a finished run.
-        include: Train under the masks of these sites of the plan alone.
-        exclude: Leave these sites whole.
-        seed: Has no effect; the method draws nothing.
     """
 
     name = "scratch"
     description = "a finished run's shape trained from new weights: the control for a method's weights"
     continues = True
+    settings = ("kept",)
 
-    def __init__(
-        self,
-        model: nn.Module,
-        example: ExampleLike,
-        *,
-        plan: PlanLike | None = None,
-        include: Globs | None = None,
-        exclude: Globs | None = None,
-        seed: int = 0,
-    ) -> None:
+    def __init__(self, model: nn.Module, example: ExampleLike, *, plan: PlanLike | None = None) -> None:
         if plan is None:
             raise ConfigError(
                 "`scratch` needs a `plan`, the shape to train. Got none; pass the folder of a finished run "
                 "(method.options.plan in a recipe)."
             )
         self._plans = _plans(plan)
-        super().__init__(model, example, include=include, exclude=exclude, seed=seed)
+        super().__init__(model, example)
 
     def _read(self, read: GraphReader) -> ChannelGraph:
         cuts = plans_of(self.model)
@@ -66,15 +53,15 @@ class ScratchPruner(Pruner):
             self._plans[0].check_fits(self.model)
         elif cuts[0].dense != self._plans[0].dense:
             raise PlanError("`plan` must be of the network that `model` was cut from. Got another one's.")
-        kept, _ = _dense_channels(self._plans)
+        self.kept, _ = _dense_channels(self._plans)
         # In training that continues after a cut (train.compact_at), some are gone already.
         _, present = _dense_channels(cuts)
         graph = read(every_norm=True)
         self._initial: dict[str, Tensor] = {}
         for site in graph.sites:
-            if site.name in kept:
-                here = torch.tensor(present.get(site.name, tuple(range(site.width))))
-                self._initial[site.name] = torch.isin(here, torch.tensor(kept[site.name], dtype=torch.long))
+            if site.name in self.kept:
+                here = torch.tensor(present.get(site.name, range(site.width)))
+                self._initial[site.name] = torch.isin(here, torch.tensor(self.kept[site.name], dtype=torch.long))
         return graph.only({s.name: "the plan does not mask it" for s in graph.sites if s.name not in self._initial})
 
     def _make_masks(self) -> StoredMasks:
@@ -82,21 +69,11 @@ class ScratchPruner(Pruner):
         masks.keep.copy_(masks.row(self._initial))
         return masks
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        before = self.masks()
-        super().load_state_dict(state)
-        if not all(mask.equal(before[name]) for name, mask in self.masks().items()):
-            raise CheckpointError(
-                "a run must be resumed with the plan that it began with. Got one that keeps other channels; restore it."
-            )
-
 
 def _plans(plan: PlanLike) -> tuple[PrunePlan, ...]:
     if isinstance(plan, PrunePlan):
         return (plan,)
-    if isinstance(plan, Sequence) and not isinstance(plan, str) and all(isinstance(p, PrunePlan) for p in plan):
-        return tuple(plan)
-    path = Path(plan)  # type: ignore[arg-type]
+    path = Path(plan)
     file = saved_path(path / "compact" if path.is_dir() else path)
     if not file.exists():
         raise ConfigError(
@@ -106,16 +83,15 @@ def _plans(plan: PlanLike) -> tuple[PrunePlan, ...]:
     return tuple(read_plans(file))
 
 
-def _dense_channels(plans: Sequence[PrunePlan]) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]:
+def _dense_channels(plans: Sequence[PrunePlan]) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
     """Return the channels of the dense BatchNorms that the masks of `plans` keep, and those that are still there."""
-    present: dict[str, tuple[int, ...]] = {}
-    kept: dict[str, tuple[int, ...]] = {}
+    present: dict[str, list[int]] = {}
+    kept: dict[str, list[int]] = {}
     for plan in plans:
-        for name, indices in plan.sites.items():
-            here = present.get(name, tuple(range(plan.modules[name].width_out)))
-            kept[name] = tuple(here[index] for index in indices)
         for name, module in plan.modules.items():
+            here = present.get(name, [*range(module.width_out)])
+            if name in plan.sites:
+                kept[name] = [here[index] for index in plan.sites[name]]
             if module.kind == "norm":
-                here = present.get(name, tuple(range(module.width_out)))
-                present[name] = tuple(here[index] for index in module.outputs)
+                present[name] = [here[index] for index in module.outputs]
     return kept, present
