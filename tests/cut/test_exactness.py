@@ -23,7 +23,7 @@ def _topology(name: str) -> tuple[nn.Module, ChannelGraph]:
 
 
 @pytest.mark.parametrize("name", TOPOLOGIES)
-@pytest.mark.parametrize("seed", [2, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (0, 1, 3, 4))])
+@pytest.mark.parametrize("seed", [2, pytest.param(0, marks=pytest.mark.slow)])
 def test_topologies_under_random_masks(name: str, seed: int) -> None:
     model, graph = _topology(name)
     assert_exact(graph, model, random_masks(graph, seed, deaths=0.0 if seed < 2 else 0.5))
@@ -97,10 +97,9 @@ def test_rounding_is_exact_too(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TOPOLOGIES)
-@pytest.mark.parametrize("seed", [0, 1])
-def test_without_gathers_nothing_is_indexed_and_all_is_exact(name: str, seed: int) -> None:
+def test_without_gathers_nothing_is_indexed_and_all_is_exact(name: str) -> None:
     model, graph = _topology(name)
-    masks = random_masks(graph, seed, deaths=0.3 * seed)
+    masks = random_masks(graph, 1, deaths=0.3)
     plan = assert_exact(graph, model, masks, gathers=False)
     compact = apply_plan(plan, model)
     assert _indices(compact) == _indices(model)  # what a network gathers itself stays

@@ -96,6 +96,7 @@ PRUNED: dict[str, Callable[..., Tensor]] = {
     "where the largest stand": lambda self, x: F.max_pool2d(x, 2, return_indices=True)[1].to(x.dtype),
     "sorted": lambda self, x: x.sort(2)[0] + x.sort(2)[1].to(x.dtype),
     "summed up over space": lambda self, x: x.cumsum(2),
+    "shuffled by torch": lambda self, x: F.channel_shuffle(x, 2),
     "squeezed": lambda self, x: x * F.adaptive_avg_pool2d(x, 1).squeeze()[..., None, None],
     "index over space": lambda self, x: x[:, :, [4, 0, 2]],
     "index over batch and space": lambda self, x: x[torch.arange(len(x))[:, None], :, torch.tensor([[4, 0]])].transpose(

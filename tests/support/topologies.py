@@ -323,13 +323,6 @@ class Chunk(nn.Module):
         return self.fc(pooled(F.relu(self.bn2(self.left(left) + self.right(right)))))
 
 
-class Split(Chunk):
-    """The same by torch.split with a size computed from the tensor."""
-
-    def halves(self, x: Tensor) -> Sequence[Tensor]:
-        return x.split(x.shape[1] // 2, 1)
-
-
 class Slice(Chunk):
     """The same by slices with bounds computed from the tensor."""
 
@@ -455,30 +448,6 @@ class Transposed(nn.Module):
         return self.fc(pooled(F.relu(self.bn2(self.up(x)))))
 
 
-class OneDimensional(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1, self.bn1 = nn.Conv1d(2, 6, 3, padding=1), nn.BatchNorm1d(6)
-        self.conv2, self.bn2 = nn.Conv1d(6, 4, 3, stride=2, padding=1), nn.BatchNorm1d(4)
-        self.fc = nn.Linear(4, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.bn1(self.conv1(x)))
-        return self.fc(F.relu(self.bn2(self.conv2(x))).mean(-1))
-
-
-class ThreeDimensional(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1, self.bn1 = nn.Conv3d(1, 4, 3, padding=1), nn.BatchNorm3d(4)
-        self.conv2, self.bn2 = nn.Conv3d(4, 4, 3, padding=1), nn.BatchNorm3d(4)
-        self.fc = nn.Linear(4, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.max_pool3d(F.relu(self.bn1(self.conv1(x))), 2)
-        return self.fc(F.relu(self.bn2(self.conv2(x))).mean((2, 3, 4)))
-
-
 class PooledOneDimensional(nn.Module):
     """Pooling and resampling between BatchNorm and activation, in one dimension."""
 
@@ -584,23 +553,6 @@ class PixelShuffle(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.pixel_shuffle(F.relu(self.bn1(self.conv1(x))), 2)
-        return self.fc(pooled(F.relu(self.bn2(self.conv2(x)))))
-
-
-class LearnedGrid(nn.Module):
-    """Features sampled where a layer says: its two outputs are coordinates, and stay."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1, self.bn1 = conv(3, 8), nn.BatchNorm2d(8)
-        self.where = nn.Conv2d(8, 2, 1)
-        self.conv2, self.bn2 = conv(8, 6), nn.BatchNorm2d(6)
-        self.fc = nn.Linear(6, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.bn1(self.conv1(x)))
-        grid = torch.tanh(self.where(x)).permute(0, 2, 3, 1)
-        x = F.grid_sample(x, grid, align_corners=False)
         return self.fc(pooled(F.relu(self.bn2(self.conv2(x)))))
 
 
@@ -737,7 +689,7 @@ TOPOLOGIES: dict[str, Topology] = {
                 {"right": 1},
             ),
         )
-        for name, build in (("chunk", Chunk), ("split", Split), ("slice", Slice))
+        for name, build in (("chunk", Chunk), ("slice", Slice))
     },
     "option-A": Topology(
         OptionA,
@@ -816,24 +768,6 @@ TOPOLOGIES: dict[str, Topology] = {
             64 * 27 * 3 + 64 * 4 * 3 * 2 + 2 * 5,
         ),
     ),
-    "1d": Topology(
-        OneDimensional,
-        ((2, 16),),
-        Hand(
-            {"bn1": [0, 1], "bn2": [0, 1, 2]},
-            {"conv1": (2, 2), "conv2": (2, 3), "fc": (3, 5)},
-            16 * 3 * 2 * 2 + 8 * 3 * 2 * 3 + 3 * 5,
-        ),
-    ),
-    "3d": Topology(
-        ThreeDimensional,
-        ((1, 4, 4, 4),),
-        Hand(
-            {"bn1": [0, 1], "bn2": [2]},
-            {"conv1": (1, 2), "conv2": (2, 1), "fc": (1, 5)},
-            64 * 27 * 1 * 2 + 8 * 27 * 2 * 1 + 1 * 5,
-        ),
-    ),
     "1-D, pooled before the activation": Topology(
         PooledOneDimensional,
         ((2, 8),),
@@ -895,15 +829,6 @@ TOPOLOGIES: dict[str, Topology] = {
             {"bn1": [1], "bn2": [0, 1]},
             {"conv1": (3, 4), "conv2": (1, 2), "fc": (2, 5)},
             64 * 27 * 4 + 256 * 9 * 1 * 2 + 2 * 5,
-        ),
-    ),
-    "learned grid": Topology(
-        LearnedGrid,
-        IMAGE,
-        Hand(
-            {"bn1": [0, 3, 5], "bn2": [1, 2]},
-            {"conv1": (3, 3), "where": (3, 2), "conv2": (3, 2), "fc": (2, 5)},
-            64 * 27 * 3 + 64 * 3 * 2 + 64 * 9 * 3 * 2 + 2 * 5,
         ),
     ),
 }

@@ -31,8 +31,6 @@ from softprune.graph.channels import (
     Reader,
     SelectOp,
     Use,
-    all_in_group,
-    any_in_group,
     evaluated,
     identity,
 )
@@ -481,8 +479,10 @@ class _Dependence(ForwardAnalysis):
         super().__init__(self.depends, self.is_constant)
 
     def layer(self, op: LayerOp, use: Use) -> None:
-        self.depends[use.outputs] = any_in_group(op, use, self.depends)
-        self.is_constant[use.outputs] = all_in_group(op, use, self.is_constant)
+        width = len(use.outputs) // op.groups
+        self.depends[use.outputs] = np.repeat(self.depends[use.inputs].reshape(op.groups, -1).any(axis=1), width)
+        constant = self.is_constant[use.inputs].reshape(op.groups, -1).all(axis=1)
+        self.is_constant[use.outputs] = np.repeat(constant, width)
 
     def norm(self, op: NormOp, use: Use) -> None:
         self.copy(use.inputs, use.outputs)

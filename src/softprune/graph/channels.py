@@ -425,19 +425,4 @@ def per_group(op: LayerOp, use: Use, reduce: Callable[[IntArray], Any]) -> list[
     Every output of a layer reads every input of its group, so that all outputs of a group share one fact.
     """
     wide = len(use.outputs) // op.groups
-    return [fact for inputs in _by_group(op, use.inputs) for fact in [reduce(inputs)] * wide]
-
-
-def any_in_group(op: LayerOp, use: Use, fact: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return for every output of a layer whether `fact` is true of any input of its group."""
-    return np.repeat(_by_group(op, fact[use.inputs]).any(axis=1), len(use.outputs) // op.groups)
-
-
-def all_in_group(op: LayerOp, use: Use, fact: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return for every output of a layer whether `fact` is true of every input of its group."""
-    return np.repeat(_by_group(op, fact[use.inputs]).all(axis=1), len(use.outputs) // op.groups)
-
-
-def _by_group(op: LayerOp, of_inputs: NDArray[Any]) -> NDArray[Any]:
-    """Return one row per group of an array with one entry per input."""
-    return of_inputs.reshape(op.groups, len(of_inputs) // op.groups)
+    return [fact for inputs in use.inputs.reshape(op.groups, -1) for fact in [reduce(inputs)] * wide]

@@ -114,14 +114,6 @@ def squeeze(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
     return output
 
 
-def shuffle(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
-    """Interleave groups of channels."""
-    output = movement(builder, node, entry)
-    rows = builder.tensor(node.args[0]).along(1).reshape(node.args[1], -1)  # type: ignore[arg-type]
-    builder.table.union(rows[:1], rows)
-    return output
-
-
 def pixel_shuffle(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
     """Spread a block of channels over space."""
     factor: Any = node.args[1]

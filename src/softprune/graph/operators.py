@@ -502,7 +502,6 @@ _add(movements.expansion, "expand")
 _add(movements.movement, "permute", "transpose", "t", "contiguous", "unsqueeze", "flip", transparent=True)
 _add(movements.movement, "repeat", "repeat_interleave", "pixel_unshuffle")
 _add(movements.squeeze, "squeeze", transparent=True)
-_add(movements.shuffle, "channel_shuffle", "native_channel_shuffle", transparent=True)
 _add(movements.pixel_shuffle, "pixel_shuffle")
 _add(movements.split, "chunk", "split", "split_with_sizes", "tensor_split", transparent=True)
 _add(movements.movement, "getitem", transparent=True)  # of pieces: the graph follows it without a rule

@@ -166,6 +166,7 @@ DECOMPOSED: dict[Any, Callable[..., Tensor]] = {
     for overload in (getattr(packet, each) for each in packet.overloads())
     if not overload._schema.is_mutable
 } | {
+    aten.channel_shuffle.default: lambda x, groups: x.unflatten(1, (groups, -1)).transpose(1, 2).flatten(1, 2),
     aten.glu.default: lambda x, dim=-1: (halves := x.chunk(2, dim))[0] * halves[1].sigmoid(),
     aten.addcmul.default: lambda x, left, right, *, value=1: x + value * (left * right),
     aten.addcdiv.default: lambda x, left, right, *, value=1: x + value * (left / right),
