@@ -112,9 +112,12 @@ def train(
 
 def _one_shot(config: RunConfig, method: str, dense: Path) -> RunConfig:
     """Return a run of the same length that cuts at once, or half way where it does not start from trained weights."""
+    from softprune.lab.train.method import RARE
+
     if not config.method.target:
         raise ConfigError("--against compares at one budget. Got a run without; add --set method.target.macs=0.5.")
     own, teacher, epochs = config.model.weights == BASELINE, config.distill.teacher, config.train.epochs
+    options = config.method.options
     before = 0 if config.model.weights or config.model.pretrained else epochs // 2
     drops = tuple(epoch - before for epoch in config.schedule.milestones if epoch > before)
     tuning = {"lr": config.optimizer.lr, "schedule": config.schedule.kind, "milestones": drops}
@@ -122,7 +125,7 @@ def _one_shot(config: RunConfig, method: str, dense: Path) -> RunConfig:
         name=f"{config.name}-{method}",
         model=config.model.replace(weights=str(dense), pretrained=False) if own else config.model,
         train=config.train.replace(epochs=before, dense_baseline=False, dense_epochs=0, compact_at=0),
-        method=config.method.replace(name=method, options={}),
+        method=config.method.replace(name=method, options={key: options[key] for key in options.keys() & set(RARE)}),
         distill=config.distill.replace(teacher=str(dense) if teacher == BASELINE else teacher),
         finetune=config.finetune.replace(epochs=epochs - before + config.finetune.epochs, **tuning),
     )

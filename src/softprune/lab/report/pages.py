@@ -1,5 +1,6 @@
 """What stands on the page of a run, and on the page that compares runs."""
 
+import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -196,7 +197,10 @@ def _bars(caption: str, rows: Sequence[tuple[str, str, int, int]]) -> Markup:
 
 def _reproduce(run: Run) -> Part:
     parts = [tag("<pre><code>{}</code></pre>", run.command)]
-    columns = [Column("", itemgetter(0), kind=""), Column("", lambda pair: text.setting(pair[1]), kind="")]
+    columns = [
+        Column("", itemgetter(0), kind=""),
+        Column("", lambda pair: json.dumps(pair[1], ensure_ascii=False), kind=""),
+    ]
     for title, record in (("Configuration", run.config), ("Environment", run.environment)):
         parts.append(html.folded(title, table(title, columns, flat_settings(record.model_dump(mode="json")))))
     return Part("appendix", "Reproduce", f"The run folder is {run.path}.", join(parts))

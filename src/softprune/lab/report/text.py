@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Sequence
-from typing import Any
 
 UNKNOWN = "-"
 _PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
@@ -63,12 +62,3 @@ def known_as(key: str) -> str:
     """Return a network or data set as papers write it: ``resnet164`` as ResNet-164. Other names stay."""
     match = re.fullmatch(rf"({'|'.join(_FAMILIES)})_?(\d+)", key)
     return f"{_FAMILIES[match[1]]}-{match[2]}" if match else key
-
-
-def setting(value: Any) -> str:
-    """Return a value of the configuration as text."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, list):
-        return ", ".join(map(setting, value))
-    return "not set" if value is None else str(value)

@@ -21,21 +21,15 @@ from softprune.methods.pruner import keywords_of
 
 # --- the pruner ------------------------------------------------------------------------------------------------------
 
-RECIPE_KEYS = {
-    **{name: f"method.{name}" for name in MethodConfig.model_fields},
-    "masks": "the table [masks], as in masks.delta",
-    "seed": "seed",
-    "total_steps": "train.epochs",
-}
-"""Keyword of a pruner -> its key in recipes, where it has one; all others are a method's options."""
-
+NO_OPTIONS = {*MethodConfig.model_fields, "masks", "seed", "total_steps"}
+"""Keywords of pruners that recipes set elsewhere; all others are a method's options."""
 RARE = ("include", "keep", "min_channels", "latency_batch")
 """Keywords of every pruner that a recipe can give as `method.options`."""
 
 
 def options_of(pruner: type) -> tuple[str, ...]:
     """Return the names of the settings that only this method has: `method.options` of a recipe."""
-    return tuple(name for name in keywords_of(pruner) if name not in RECIPE_KEYS and name not in RARE)
+    return tuple(name for name in keywords_of(pruner) if name not in NO_OPTIONS and name not in RARE)
 
 
 def find_method(name: str) -> type[Pruner]:
@@ -70,10 +64,9 @@ def check_method(run: RunConfig) -> None:
     own = options_of(method)
     for option in config.options:
         if option not in (*own, *RARE):
-            hint = f" Use {RECIPE_KEYS[option]}." if option in RECIPE_KEYS else nearest(option, own)
             raise ConfigError(
-                f"method.options must be options of {config.name}: {', '.join(own) or 'it has none'}. "
-                f"Got {option!r}.{hint}"
+                f"method.options must be options of {config.name}: {', '.join(own) or 'it has none'}. Got {option!r}."
+                f"{nearest(option, own)}"
             )
 
 
