@@ -45,9 +45,9 @@ def trained(method: str, device: torch.device, mode: Mode) -> tuple[str | None, 
     model, example = network().to(device), bundle.example(device=device)
     settings: dict[str, Any] = {"seed": 4} | ({"strength": STRONG[method]} if method in STRONG else {})
     if method == "scratch":
-        settings["plan"] = RandomPruner(network(), bundle.example(), ratio=0.5).plan()
+        settings = {"plan": RandomPruner(network(), bundle.example(), ratio=0.5).plan()}
     if method == "scp with a target":
-        settings = {"target": {"macs": 0.5}, "total_steps": 6}
+        settings = {"seed": 4, "target": {"macs": 0.5}, "total_steps": 6}
     pruner = REGISTRY[method.partition(" ")[0]](model, example, **settings)
     pruner.updates_on_step = False
     optimizer = make_optimizer(OptimizerConfig(), pruner.parameter_groups(weight_decay=2e-4))
