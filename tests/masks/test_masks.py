@@ -14,14 +14,12 @@ from softprune.graph import Site
 from softprune.masks import (
     MaskConfig,
     SoftMasks,
-    StoredMasks,
     dead_probability,
     draw_chain,
     hook_root_,
     keep_common,
     relaxed_sample,
     sparsity_terms,
-    unmask_model_,
 )
 from softprune.rng import Clock, channel_words, logistic_noise
 
@@ -301,27 +299,6 @@ def test_a_copy_shares_the_decision_and_has_weights_of_its_own():
     x = torch.randn(2, 3, 5, 5, dtype=torch.float64)
     assert twin.to("meta").eval()(x.to("meta")).is_meta
     assert masks.drop.device.type == "cpu"
-
-
-def test_masks_and_hooks_leave_no_trace():
-    model, _ = masked()
-    plain, _ = network()
-    before = {name: type(module) for name, module in plain.named_modules()}
-    unmask_model_(model)
-    assert {name: type(module) for name, module in model.named_modules()} == before
-    assert not any(module._forward_pre_hooks or module._forward_hooks for module in model.modules())
-
-
-def test_stored_masks_change_in_place():
-    model, sites = network()
-    masks = StoredMasks(model, sites, masked_training=True)
-    masks.keep.copy_(masks.row({site.name: torch.arange(site.width) % 2 == 0 for site in sites}))
-    outputs = []
-    model[1].register_forward_hook(lambda module, args, output: outputs.append(output))
-    for training in (True, False):
-        model.train(training)(torch.randn(2, 3, 5, 5, dtype=torch.float64))
-        assert (outputs[-1][:, 1::2] == 0).all()
-        assert (outputs[-1][:, ::2] != 0).any()
 
 
 @pytest.mark.parametrize("name", GROUPED)

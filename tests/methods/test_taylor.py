@@ -6,7 +6,6 @@ import torch.nn.functional as F
 from torch import nn
 
 import softprune as sp
-from softprune.errors import ConfigError
 from softprune.methods import TaylorPruner
 
 EXAMPLE = torch.zeros(2, 3, 6, 6)
@@ -56,8 +55,3 @@ def test_a_target_compares_channels_over_the_network_or_within_layers(scope):
     assert sum(kept) == 12
     assert (kept == [4, 8]) == (scope == "layer")
     assert sp.cost(pruner.compact(), EXAMPLE).macs < sp.cost(network(), EXAMPLE).macs
-
-
-def test_another_scope_is_refused():
-    with pytest.raises(ConfigError, match="`scope`"):
-        TaylorPruner(network(), EXAMPLE, scope="block")
