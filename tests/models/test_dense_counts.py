@@ -10,6 +10,7 @@ from softprune.costs import cost
 
 # name, classes, SCP-FLOPs (None: the authors have no rule), parameters, channels, conv + fc MACs
 ROWS = [
+    ("digits_net", 10, None, 288_170, 448, 2_379_008),
     ("vgg16", 10, 626_956_268, 14_724_042, 4_224, 313_201_664),
     ("vgg16", 100, 627_048_248, 14_770_212, 4_224, 313_247_744),
     ("vgg19", 10, 796_878_828, 20_035_018, 5_504, 398_136_320),
