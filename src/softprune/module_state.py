@@ -1,8 +1,7 @@
 """The state of a module beyond its values: train and eval mode, non-finite and uninitialised parameters."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,10 +9,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 
 @contextmanager
-def modes_kept(model: nn.Module) -> Iterator[None]:
-    """Restore the mode of every module on exit."""
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Run the model in eval mode; restore the mode of every module on exit."""
     modes = [(module, module.training) for module in model.modules()]
     try:
+        model.eval()
         yield
     finally:
         for module, training in modes:
@@ -21,40 +21,18 @@ def modes_kept(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Run the model in eval mode; restore the mode of every module on exit."""
-    with modes_kept(model):
-        model.eval()
-        yield
-
-
-@contextmanager
-def attributes_kept(model: nn.Module) -> Iterator[Callable[[], list[tuple[str, Any]]]]:
-    """Restore every module's attributes on exit: modes, parameters, children, hooks, what forward() stores on `self`.
-
-    Yield a function that returns the attributes that were stored since, with their values.
-    """
-    before = [(name, module, dict(module.__dict__)) for name, module in model.named_modules()]
+def attributes_kept(model: nn.Module) -> Iterator[None]:
+    """Restore every module's attributes on exit: modes, parameters, children, hooks, what forward() stores."""
+    attributes = [module.__dict__ for module in model.modules()]
     # Parameters, buffers, children and hooks are in dictionaries of their own.
-    inner = [
-        (value, dict(value)) for _, _, attributes in before for value in attributes.values() if isinstance(value, dict)
-    ]
-
-    def changed() -> list[tuple[str, Any]]:
-        return [
-            (f"{name}.{attribute}", value)
-            for name, module, attributes in before
-            for attribute, value in module.__dict__.items()
-            if attributes.get(attribute) is not value
-        ]
-
+    inner = [value for each in attributes for value in each.values() if isinstance(value, dict)]
+    before = [(each, dict(each)) for each in (*attributes, *inner)]
     try:
-        yield changed
+        yield
     finally:
-        for _, module, attributes in before:
-            _refill(module.__dict__, attributes)
-        for value, entries in inner:
-            _refill(value, entries)
+        for each, entries in before:
+            each.clear()
+            each.update(entries)
 
 
 @contextmanager
@@ -68,11 +46,6 @@ def state_kept(model: nn.Module) -> Iterator[None]:
         with torch.no_grad():
             for buffer, value in buffers:
                 buffer.copy_(value)
-
-
-def _refill(target: dict[Any, Any], entries: dict[Any, Any]) -> None:
-    target.clear()
-    target.update(entries)
 
 
 def non_finite(model: nn.Module) -> list[str]:

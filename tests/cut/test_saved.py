@@ -272,13 +272,6 @@ def _cut(model: nn.Module, graph: ChannelGraph, seed: int = 0, deaths: float = 0
     return apply_plan(make_plan(graph, model, random_masks(graph, seed, deaths=deaths)), model)
 
 
-def _chain() -> Chain:
-    model = randomise_(Chain())
-    compact = _cut(model, read_graph(model, torch.randn(2, 3, 8, 8)), deaths=0)
-    assert isinstance(compact, Chain)
-    return compact
-
-
 @pytest.mark.parametrize(
     "name", ["pre-activation", "dense", "inverted residual", "dead branch", "depthwise", "flatten", "tied"]
 )
@@ -311,13 +304,7 @@ def test_dtype_and_gradients_survive_the_disk(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("build", "options"),
-    [
-        (models.resnet20, {}),
-        (models.resnet20, {"round_to": 8}),
-        (models.resnet20, {"gathers": False}),
-        (models.densenet40, {}),
-    ],
+    ("build", "options"), [(models.resnet20, {"round_to": 8}), (models.densenet40, {"gathers": False})]
 )
 def test_branches_that_died_in_one_cut_shrink_in_the_next(
     build: Callable[[], nn.Module], options: dict[str, Any]

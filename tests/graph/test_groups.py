@@ -26,21 +26,18 @@ def members(graph: ChannelGraph) -> list[tuple[str, ...]]:
     return [site.members for site in graph.sites]
 
 
-def test_branches_that_are_added_and_activated_are_one_sum() -> None:
-    assert grouped(GROUPED["sum of branches"].build()) == {"sum": ((("bn3", "bn1", "same"),), "relu")}
-
-
-def test_a_projection_shortcut_begins_a_stream_and_is_a_sum() -> None:
-    assert grouped(GROUPED["projection shortcut"].build()) == {"sum": ((("bn2", "bn3"),), "relu")}
-
-
-def test_a_batchnorm_without_an_activation_is_linear() -> None:
-    assert grouped(GROUPED["without an activation"].build()) == {"linear": ((("bn1",),), "none")}
-
-
-def test_a_stream_has_a_point_for_every_activation() -> None:
-    assert grouped(GROUPED["residual stream"].build()) == {"stream": ((("bn",), ("bn2",)), "relu")}
-    assert grouped(GROUPED["linear stream"].build()) == {"stream": ((("bn",), ("bn2",)), "none")}
+@pytest.mark.parametrize(
+    ("name", "kind", "points", "activation"),
+    [
+        ("sum of branches", "sum", (("bn3", "bn1", "same"),), "relu"),
+        ("projection shortcut", "sum", (("bn2", "bn3"),), "relu"),  # which begins a stream
+        ("without an activation", "linear", (("bn1",),), "none"),
+        ("residual stream", "stream", (("bn",), ("bn2",)), "relu"),
+        ("linear stream", "stream", (("bn",), ("bn2",)), "none"),
+    ],
+)
+def test_points_and_activations(name: str, kind: str, points: tuple[tuple[str, ...], ...], activation: str) -> None:
+    assert grouped(GROUPED[name].build()) == {kind: (points, activation)}
 
 
 def test_sites_of_one_batchnorm_stay_as_they_are() -> None:

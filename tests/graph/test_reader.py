@@ -36,7 +36,7 @@ def operators(nodes: Any) -> list[tuple[str, int, Any]]:
     ]
 
 
-@pytest.mark.parametrize("name", ["option-A", "shuffle", "tied", "transposed", "two inputs"])
+@pytest.mark.parametrize("name", ["shuffle", "two inputs"])
 def test_the_operators_are_those_of_torch_export(name: str) -> None:
     topology = {**TOPOLOGIES, **GROUPED}[name]
     model, example = topology.build().eval(), Example.of(topology.example())
@@ -177,28 +177,7 @@ def test_inspect_runs_a_network_a_fixed_number_of_times() -> None:
     model = Deep(2)
     sp.inspect(model, IMAGE)
     assert sum(model.runs) <= 13  # masked and cut networks
-    assert len(model.runs) - sum(model.runs) <= 7  # three recordings, and copies
-
-
-def python_calls(model: nn.Module) -> int:
-    count = 0
-
-    def step(frame: Any, event: str, argument: Any) -> None:
-        nonlocal count
-        count += event == "call"
-
-    sys.setprofile(step)
-    try:
-        sp.inspect(model, IMAGE)
-    finally:
-        sys.setprofile(None)
-    return count
-
-
-def test_the_work_grows_linearly_with_depth() -> None:
-    sp.inspect(Deep(2), IMAGE)
-    short, middle, long = (python_calls(Deep(depth)) for depth in (4, 12, 28))
-    assert long - middle < 2.2 * (middle - short)
+    assert len(model.runs) - sum(model.runs) <= 4  # recordings, and copies
 
 
 def test_networks_are_read_in_several_threads_at_once() -> None:

@@ -98,10 +98,11 @@ class _Constants(ForwardAnalysis):
         self.values[use.outputs] = out.ravel()
 
     def norm(self, op: NormOp, use: Use) -> None:
-        if not np.isnan(self.values[use.inputs]).all():
+        kept = self.masks.get(op.name, np.True_)
+        if (kept & ~np.isnan(self.values[use.inputs])).any():
             self.values[use.outputs] = _normalised(self.model.get_submodule(op.name), self.known(use.inputs))
         if op.name in self.masks:
-            self.values[use.outputs[~self.masks[op.name]]] = 0.0
+            self.values[use.outputs[~kept]] = 0.0
 
     def channelwise(self, op: ChannelwiseOp) -> None:
         values = np.asarray(self.values[op.inputs])

@@ -36,7 +36,7 @@ from torch.utils import _pytree as pytree
 
 from softprune.errors import ModelError, first_line
 from softprune.log import get_logger
-from softprune.module_state import attributes_kept, evaluating, modes_kept
+from softprune.module_state import attributes_kept, evaluating
 
 # --- the call ---------------------------------------------------------------------------------------------------------
 
@@ -240,7 +240,7 @@ def record(model: nn.Module, example: Example, *, training: bool = False) -> lis
     for tensor in call.tensors():
         recorder.add_input(tensor, "input")
     fast_path = torch.backends.mha.get_fastpath_enabled()
-    with PROCESS_WIDE, warnings.catch_warnings(), modes_kept(model), attributes_kept(model):
+    with PROCESS_WIDE, warnings.catch_warnings(), attributes_kept(model):
         warnings.simplefilter("ignore")
         model.train(training)
         torch.backends.mha.set_fastpath_enabled(False)
