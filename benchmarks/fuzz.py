@@ -36,13 +36,12 @@ FORMATS = {
     "sweep": ("sweep.toml", ("sweep", "sweep.toml", "--dry-run")),
     "result": ("run/result.json", ("compare", "run")),
     "report": ("run/result.json", ("report", "run")),
-    "metrics": ("run/metrics.jsonl", ("report", "run")),
     "config": ("run/config.toml", ("resume", "run")),
     "checkpoint": ("run/checkpoints/*.ckpt", ("resume", "run")),
     "network": ("run/compact.safetensors", ("evaluate", "run/compact.safetensors", "--device", "cpu")),
 }
 """The file that is damaged, and the command that reads it."""
-UNFINISHED = ("metrics", "config", "checkpoint")
+UNFINISHED = ("config", "checkpoint")
 """Formats that are read of a run without result.json."""
 RECIPE = '[model]\nname = "digits_net"\n[data]\nname = "digits"\n[train]\nepochs = 1\n'
 SWEEP = '[grid]\nseed = [0, 1]\n[[run]]\nname = "scp"\nrecipe = "digits"\nset = { "train.epochs" = 1 }\n'
