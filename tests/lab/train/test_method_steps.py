@@ -76,7 +76,7 @@ def _tensors(state: Any) -> list[Tensor]:
 
 
 # l1 stands for the methods that do nothing in a step.
-@pytest.mark.parametrize("method", ["scp", "scp-target", "sfp", "variational"])
+@pytest.mark.parametrize("method", ["scp", "sfp", "variational"])
 def test_compiled_and_recorded_steps_are_the_eager_ones(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A graph is played on the CPU: warm-up, undo, then replays. What the warm-up does must leave no trace."""
 

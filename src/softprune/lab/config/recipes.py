@@ -1,7 +1,6 @@
 """Recipes and sweeps: TOML files found by name or by path, read, changed by ``--set``, and written."""
 
 import copy
-import functools
 import itertools
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,6 +18,7 @@ from softprune.log import get_logger
 logger = get_logger(__name__)
 
 DEFAULT_RECIPE = "digits"
+_KEYS = dict(keys_of(RunConfig))
 
 
 def _shipped(folder: str) -> dict[str, Path]:
@@ -123,7 +123,7 @@ def parse_override(override: str) -> tuple[str, Any]:
     key, equals, text = (part.strip() for part in override.partition("="))
     if not equals or not key:
         raise ConfigError(f"--set takes KEY=VALUE, such as optimizer.lr=0.05. Got {show(override)}.")
-    is_text = _known_keys().get(key) is str
+    is_text = _KEYS.get(key) is str
     if is_text and text[:1] not in ("'", '"'):
         return key, text
     try:
@@ -144,12 +144,6 @@ def _set_key(values: dict[str, Any], key: str, value: Any) -> None:
         if not isinstance(values, dict):
             raise ConfigError(f"{section} must be a section to set {key!r} in. Got {show(values)}.")
     values[name] = copy.deepcopy(value)  # a further key may lie inside it
-
-
-@functools.cache
-def _known_keys() -> dict[str, Any]:
-    """Return every key with its annotation. A sweep of many runs asks for them once per setting."""
-    return dict(keys_of(RunConfig))
 
 
 def config_to_dict(config: RunConfig) -> dict[str, Any]:

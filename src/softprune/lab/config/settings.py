@@ -6,7 +6,6 @@ rate divided by ten at epochs 80 and 121), so that a recipe holds only what diff
 
 import difflib
 import math
-import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self, cast, get_origin
 
@@ -119,11 +118,7 @@ def _to_config_error(error: ErrorDetails, section: type[Section]) -> ConfigError
     key += f"[{inside[0]}]" if inside and origin is tuple else f".{inside[0]}" if inside and origin is dict else ""
     rule = error["msg"].replace("Input should be", "must be").replace("Field required", "must be given")
     rule = rule.replace("dictionary", "table").replace("tuple", "list")
-    given = show(error["input"]).strip("'")
-    close = difflib.get_close_matches(given, re.findall("'(.*?)'", rule), n=1)  # the rule quotes choices
-    hint = f" Did you mean {close[0]!r}?" if close else ""
-    if origin is dict and not inside:
-        hint = f" Write {key}.NAME = ... for each of its values."
+    hint = f" Write {key}.NAME = ... for each of its values." if origin is dict and not inside else ""
     return ConfigError(f"{key} {rule}. Got {show(error['input'])}.{hint}")
 
 

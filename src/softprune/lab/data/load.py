@@ -110,12 +110,8 @@ def load_data(
 ) -> DataBundle:
     """Return the data set `name`: one of DATASETS, or `module:factory` of your own (docs/data.md).
 
-    Args:
-        name: Which data set.
-        root: The folder with its files (./data by default; the digits need none).
-        device: Data sets in memory are copied to this device.
-        seed: Seeds the augmentation of images in files, and chooses the images that are held out.
-        settings: Others of the section [data] of recipes, such as ``image_size``.
+    `root` is the folder with its files (./data by default), `device` that of data sets in memory, and `seed` that of
+    augmentation and of held-out images. `settings` are others of [data] in recipes, such as ``image_size``.
     """
     return open_data(DataConfig(name=name, dir=str(root or ""), **settings), seed, device)
 
