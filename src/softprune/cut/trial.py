@@ -58,7 +58,6 @@ def trial_cut(graph: ChannelGraph, model: nn.Module) -> ChannelGraph:
     if not graph.sites or any(parameter.is_meta for parameter in model.parameters()):
         return graph
     trial = _Trial(graph, model)
-    graph = graph.only(trial.uncalled)
     if trial.failure(graph) is None:
         return graph
     still = replace(graph, attributes_follow=False)  # an integer may repeat a width by accident
@@ -132,19 +131,7 @@ class _Trial:
                 "module. Write it as a method of a module instead."
             )
         self._check_equal(outputs, masks)
-        called: set[str] = set()
-        hooks = [
-            self._copy.get_submodule(name).register_forward_pre_hook(lambda module, args, name=name: called.add(name))
-            for site in graph.sites
-            for name in site.members
-        ]
-        outputs_of(self._copy, self._input)
         self._training = self._training_shapes()
-        for hook in hooks:
-            hook.remove()
-        reason = "forward() never calls the module but applies its tensors (F.batch_norm), so that a mask has no effect"
-        self.uncalled = {site.name: reason for site in graph.sites if not called.issuperset(site.members)}
-        """Sites whose module is never called -> the reason to freeze them."""
 
     def failure(self, graph: ChannelGraph) -> str | None:
         """Describe why a cut of all sites of `graph` is not exact; None if it is."""

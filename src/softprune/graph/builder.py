@@ -168,6 +168,8 @@ class GraphBuilder:
     norm_nodes: dict[str, list[Node]] = field(default_factory=dict)
     shared_norms: set[str] = field(default_factory=set)
     """BatchNorms whose parameters another module has as well."""
+    uncalled_norms: set[str] = field(default_factory=set)
+    """BatchNorms whose parameters are given to a function."""
     values: dict[Node, Any] = field(default_factory=dict)
     """Node of the pass at hand -> its Value, a list of Values, or the node itself for a parameter."""
     training: bool = False
@@ -412,6 +414,8 @@ class GraphBuilder:
                     self.table.pin(atoms, f"the BatchNorms '{first}' and '{name}' share their parameters")
             return False
         use.module = name
+        if not called:
+            self.uncalled_norms.add(name)
         fresh = NormOp(name, selectable=called and not _reads_inside(node))
         self._add_call(node, self.norms.setdefault(name, fresh), fresh, use, weight, bias)
         self.norm_nodes.setdefault(name, []).append(node)
