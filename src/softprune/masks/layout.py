@@ -82,7 +82,9 @@ class Layout:
         self.points = _unless_identity(_stacked(columns, point), point)
         self.owner = _unless_identity(np.where((own := np.concatenate(owners)) < 0, column, own)[None], column)
         names = {name: site.name for site in self.sites for name in site.members}
-        expand = np.concatenate([np.arange(column)[self.slices[names[name]]] for name in self.members])
+        self.columns = [self.slices[names[name]] for name in self.members]
+        """The channels of each member."""
+        expand = np.concatenate([np.arange(here.start, here.stop) for here in self.columns])
         self.expand = _unless_identity(expand[None], column)
         sizes = [site.width for site in self.sites]
         self.site_of = torch.from_numpy(np.repeat(np.arange(len(sizes)), sizes))
@@ -96,6 +98,10 @@ class Layout:
     def modules(self, network: nn.Module) -> tuple[Any, ...]:
         """Return the BatchNorms that `network` has under `names`."""
         return tuple(network.get_submodule(name) for name in self.names)
+
+    def at_members(self, row: Tensor) -> Tensor:
+        """Return what each row of the members gets from its channel."""
+        return row if self.expand is None else row[self.expand[0]]
 
     def at_points(self, beta: Tensor, gamma: Tensor) -> tuple[Tensor, Tensor]:
         """Return shift and scale of the points, from those of the BatchNorms: ``N(sum of beta, sum of gamma^2)``.

@@ -59,8 +59,7 @@ class Masks(HookOwner):
         self.layout = Layout(self.sites, network)
         self.slices = self.layout.slices
         self.modules: tuple[Any, ...] = self.layout.modules(network)
-        names = {name: site.name for site in self.sites for name in site.members}
-        self.columns = [self.slices[names[name]] for name in self.layout.members]
+        self.columns = self.layout.columns
         """The channels of each masked BatchNorm."""
         for name, width, here in zip(self.layout.members, self.layout.widths, self.columns, strict=True):
             if width != here.stop - here.start:
@@ -368,8 +367,7 @@ class SoftMasks(Masks):
         dead = self.dead_probability(beta, gamma)
         noise = logistic_noise(self.clock, self.words, dead.dtype)
         n = relaxed_sample(dead, noise, self.config, None if self.drop is None else self.drop.to(self.device))
-        if self.layout.expand is not None:
-            n = n[self.layout.expand[0]]
+        n = self.layout.at_members(n)
         return fold(n, gamma[: len(n)], beta[: len(n)])
 
     def terms(self, beta: Tensor, gamma: Tensor) -> Tensor:
@@ -417,9 +415,7 @@ class SoftMasks(Masks):
         """Return the affines of all BatchNorms: with samples in training, with the hard masks otherwise."""
         if training:
             return self.sample(*self.parameters())
-        keep = self.hard()
-        if self.layout.expand is not None:
-            keep = keep[self.layout.expand[0]]
+        keep = self.layout.at_members(self.hard())
         beta, gamma = (row[: len(keep)] for row in self.parameters())
         return Folded(torch.where(keep, gamma, 0.0), torch.where(keep, beta, 0.0))
 
