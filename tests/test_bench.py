@@ -142,30 +142,6 @@ def test_mistakes(options: dict[str, object], message: str) -> None:
         compare_latency(model, model, torch.randn(1, 3, 8, 8), **options)  # type: ignore[arg-type]
 
 
-class _ForFour(torch.nn.Module):
-    """Takes four images at a time, in single precision."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.norm = torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.norm(self.conv(x.float())).view(4, 144)
-
-
-def test_a_network_for_one_batch_size_and_precision_alone() -> None:
-    model, example = _ForFour().eval(), torch.randn(4, 3, 8, 8)
-    report = compare_latency(model, model, example, backends=["eager"], batches=[4], fold_bn=True, repeats=1)  # type: ignore[arg-type]
-    assert report.rows[0].speed_up is not None
-    assert report.dense_macs == 4 * 27 * 36
-    first, second = compare_latency(model, model, example, batches=[4, 8], repeats=1).rows
-    assert first.speed_up is not None
-    assert second.speed_up is None
-    assert second.note.startswith("does not run: RuntimeError: shape '[4, 144]' is invalid")
-    (half,) = compare_latency(model, model, example, batches=[4], dtype="float64", repeats=1).rows
-    assert "does not run: RuntimeError" in half.note
-
-
 ROW = BenchRow(dense=Timing((8.0,)), compact=Timing((10.0,)), mac_ratio=2.0)
 FASTER = {"compact": Timing((5.0,))}
 EVEN = nn.Sequential(nn.Conv2d(3, 16, 3), nn.Conv2d(16, 8, 1), nn.Conv2d(16, 16, 3, groups=16))

@@ -154,7 +154,6 @@ def test_depthwise_widths_without_a_fast_kernel_are_said(
     assert ("of which 1 depthwise ones, have widths that are no multiples of 8" in caplog.text) is says
 
 
-LOGITS = torch.randn(2, 5, dtype=torch.double)
 # --- folding ---------------------------------------------------------------------------------------------------
 
 

@@ -129,16 +129,6 @@ def test_a_checkpoint_is_evaluated_and_cut_with_its_own_masks(again: bool, tmp_p
     assert torch.allclose(cut, masked, atol=1e-5)
 
 
-def test_a_second_fit_goes_on(tmp_path: Path) -> None:
-    module, pruning = Module(), SoftPruning(torch.randn(2, 1, 6, 6), strength=1e-2)
-    for epochs in (1, 2):
-        trainer = _trainer(tmp_path, epochs, enable_checkpointing=False, callbacks=[pruning])
-        trainer.fit(module, _loader())
-        assert not pruning.pruner.attached
-    assert int(pruning.pruner.clock.step) == 3 + 6
-    assert "training_step" not in vars(module)
-
-
 def test_a_fit_that_fails_leaves_the_module_as_it_was(tmp_path: Path) -> None:
     class Failing(Module):
         def training_step(self, batch: list[Tensor], index: int) -> Tensor:

@@ -133,17 +133,6 @@ def test_the_folder_of_another_run_is_refused(write: Callable[[str], Path]) -> N
         read_sweep(file)
 
 
-def test_a_sweep_is_found_where_it_was_moved(write: Callable[[str], Path], tmp_path: Path) -> None:
-    file = write(GRID)
-    for cell in read_sweep(file):
-        RunFolder.create(cell.folder.path, cell.config)
-    (tmp_path / "runs" / "my-sweep").rename(tmp_path / "moved")
-    read_sweep(file, tmp_path / "moved")
-    file.write_text(GRID.replace('"{after}"', '"{after}-other"'))
-    with pytest.raises(ConfigError, match=r"method\.options\.plan = '.*-other' instead of"):
-        read_sweep(file, tmp_path / "moved")
-
-
 def test_a_failed_run_stops_no_other_and_finished_ones_are_kept(write: Callable[[str], Path]) -> None:
     sweep = read_sweep(write(FAILING))
     ended = list(run_here(sweep, progress, device="cpu", time_limit=None))

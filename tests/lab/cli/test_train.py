@@ -1,7 +1,5 @@
 """`train` and `resume`: what is printed, what exit codes mean, and which mistakes are answered."""
 
-import json
-import shutil
 import time
 from pathlib import Path
 
@@ -83,24 +81,6 @@ def test_mistakes_end_in_one_clear_message(softprune, tmp_path: Path, arguments:
     assert result.stderr.startswith("error: ")
     assert "Traceback" not in result.output
     assert not (tmp_path / "runs").exists()
-
-
-@pytest.mark.parametrize(("content", "message"), [('{"format": 3}', "a newer softprune wrote it")])
-def test_resuming_a_run_whose_result_cannot_be_read(
-    softprune, finished: Path, tmp_path: Path, content: str, message: str
-) -> None:
-    shutil.copytree(finished, tmp_path / "run")
-    whole = json.loads((tmp_path / "run" / "result.json").read_text())
-    for part in ("run", "run/dense"):
-        (tmp_path / "run" / "result.json").unlink()
-        (tmp_path / part / "result.json").write_text(content)
-        result = softprune("resume", "run", *OWN)
-        assert result.exit_code == 2
-        assert message in result.stderr
-        assert "nothing to do" not in result.stderr
-        (tmp_path / part / "result.json").unlink()
-        assert softprune("resume", "run", *OWN).exit_code == 0
-    assert json.loads((tmp_path / "run" / "result.json").read_text())["last"] == whole["last"]
 
 
 def image_folder(root: Path) -> None:

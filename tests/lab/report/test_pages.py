@@ -7,10 +7,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from softprune.lab.report import render_comparison, render_run
-from softprune.target import QUANTITIES, Quantity
 
 Make = Callable[..., tuple[Path, dict[str, Any]]]
 NASTY = "<script>alert('x')</script><img src=x onerror=alert(1)>\"'&"
@@ -104,20 +101,6 @@ def test_variants_of_the_method_are_told(make_run: Make) -> None:
     assert ", my-own</h1>" in render_run(make_run("own", method="my-own")[0]).read_text()
 
 
-def test_the_comparison_gives_mean_and_spread(make_run: Make) -> None:
-    made = [make_run(f"run{seed}", "vgg16", seed=seed, epochs=10) for seed in range(3)]
-    made.append(make_run("other", "vgg16", level=0.5, epochs=10))
-    out = made[0][0].parent / "pages" / "comparison.html"
-    render_run(made[0][0])
-    assert render_comparison([folder for folder, _ in made], out) == out
-    page = out.read_text()
-    tops = [record["table"][2]["top1"] for _, record in made[:3]]
-    mean = sum(tops) / 3
-    deviation = (sum((top - mean) ** 2 for top in tops) / 2) ** 0.5
-    assert f"{mean:.2f} ± {deviation:.2f}" in page
-    assert page.count('class="plot tall"') == 2  # against MACs and against time
-
-
 def test_runs_on_different_networks_and_data_compare_with_a_warning(make_run: Make, tmp_path: Path) -> None:
     folders = [make_run("a", "vgg16")[0], make_run("b", "digits_net")[0]]
     page = render_comparison(folders, tmp_path / "c.html").read_text()
@@ -142,23 +125,6 @@ def test_the_target_is_shown_with_its_path(make_run: Make) -> None:
         assert f"finalised at step {record['epochs'][7]['step']:,}." in page
         assert ">sparsity strength<" in page
         assert ">margin to the target, %<" in page
-
-
-@pytest.mark.parametrize("key", ["macs", "latency", "memory"])
-@pytest.mark.parametrize("amount", [0.5, 500.0])
-def test_a_target_of_any_quantity_has_a_page(
-    make_run: Make, monkeypatch: pytest.MonkeyPatch, key: str, amount: float
-) -> None:
-    monkeypatch.setitem(QUANTITIES, "memory", Quantity("values", 100))  # one that records do not count
-    folder, record = make_run()
-    record["config"]["method"]["target"] = {key: amount}
-    (folder / "result.json").write_text(json.dumps(record))
-    page = render_run(folder).read_text()
-    counted = key not in ("latency", "memory")
-    unit = QUANTITIES[key].unit
-    assert (f" {unit}, 50.0% of the dense network" in page) == (counted and amount == 0.5)
-    assert (f"At most 50.0% of the dense network&#39;s {key}." in page) == (not counted and amount == 0.5)
-    assert (f"At most 500 {unit}." in page) == (amount == 500)
 
 
 def test_the_dense_baseline_the_loss_and_the_learning_rate_are_drawn(make_run: Make) -> None:

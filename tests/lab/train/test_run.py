@@ -18,8 +18,7 @@ from softprune.errors import CheckpointError, ConfigError, SoftpruneError
 from softprune.lab.config.settings import RunConfig
 from softprune.lab.data import ArrayDataset, load_data
 from softprune.lab.runs.networks import build_network
-from softprune.lab.train.control import Listener
-from softprune.lab.train.run import Outcome, Trainer, absolute_paths, check, compact_run, dense_config, resume, start
+from softprune.lab.train.run import Outcome, Trainer, absolute_paths, check, dense_config, resume, start
 
 Tiny = Callable[..., RunConfig]
 FEW = "data.batch_size=720"  # two steps an epoch
@@ -279,25 +278,6 @@ def test_one_shot_cuts_before_its_only_training(tiny: Tiny, tmp_path: Path) -> N
     assert [row.phase for row in result.epochs] == ["finetune"] * 2
     assert result.compact.macs <= 0.5 * result.dense.macs
     assert result.table[0].top1 is not None, "of the weights that the run began with"
-
-
-def test_a_run_in_training_is_read_but_not_resumed(tiny: Tiny, tmp_path: Path) -> None:
-    run, half = tmp_path / "run", tmp_path / "run" / "checkpoints" / ".step-0000000060.ckpt.1.tmp"
-
-    class Meanwhile(Listener):
-        def on_epoch_start(self, epoch: int, epochs: int, steps: int) -> None:
-            if epoch == 1 and not half.exists():
-                half.write_bytes(b"half")
-                with pytest.raises(CheckpointError, match=r"Only one process .*process \d+ on "):
-                    resume(run)
-                compact_run(run, tmp_path / "small", model="tiny_networks:tiny")
-                assert half.exists(), "who does not hold the lock deletes nothing"
-
-    assert start(tiny("train.epochs=2", "method.strength=0.0", FEW), run, listener=Meanwhile()).result is not None
-    assert half.exists()
-    (run / ".lock").unlink()
-    assert resume(run).result is not None
-    assert not (run / ".lock").exists(), "a finished run may lie on a read-only disk"
 
 
 def test_round_to_auto_is_chosen_once_in_a_run(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
