@@ -367,7 +367,7 @@ class Trainer:
             self.folder.write_history(history.epochs)
         if self._is_trained and self.pruner is not None:
             begin_phase("testing the trained network", listener)
-            history.given = self._test(copy.deepcopy(self.dense).to(world.device))
+            history.given = self._test(placed(copy.deepcopy(self.dense), world.device))
         while history.epoch < self.total_epochs:
             self._cut_if_due()
             step, pruner = self.step, self.pruner
@@ -587,7 +587,7 @@ class Trainer:
         if baseline.result.is_file():
             row = baseline.read_result().table[0]
             accuracy = (row.top1, row.top5)
-        dense = self._row("dense", self.dense.to(self.world.device), accuracy, self.dense_cost)
+        dense = self._row("dense", placed(self.dense, self.world.device), accuracy, self.dense_cost)
         compact = network if pruner is None else self._finish_pruning(pruner)
         assert history.pruned is not None
         pruned = (history.pruned.top1, history.pruned.top5)
