@@ -1,6 +1,8 @@
-"""A run from its configuration to its result: start or resume, then epochs of steps, cuts, checkpoints, the record.
+"""A run from its configuration to its result, in the order in which it happens.
 
-Read `start`, `_run` and `Trainer.train`; `step.py` runs one step.
+`start` prepares it, `_run` trains the dense baseline and then the run. A `Trainer` sets up model, pruner and optimizer
+(`_set_up`), loops over epochs and batches (`train`), and calls what follows: evaluation, cuts, checkpoints, the record.
+`step.py` runs one step. The commands on the folder of a run are at the end.
 """
 
 import copy
