@@ -89,19 +89,18 @@ class Clock:
         number = node._sequence_nr()  # type: ignore[attr-defined]
         return next((reading for first, reading in reversed(self._forwards) if first <= number), self.reading)
 
-    def end_step(self) -> None:
-        self.step.add_(1)
-        self.forward.zero_()
-        self._between_steps()
-
-    def end_step_unless(self, skipped: Tensor) -> None:
+    def end_step(self, skipped: Tensor | None = None) -> None:
         """Count one optimizer step, unless `skipped` (a GradScaler's found_inf, on the device) is not zero.
 
         A skipped step leaves both counters alone, so that the forwards which repeat it draw fresh noise.
         """
-        taken = (skipped == 0).all().to(self.step.device)
-        self.step.add_(taken)
-        self.forward.mul_(~taken)
+        if skipped is None:
+            self.step.add_(1)
+            self.forward.zero_()
+        else:
+            taken = (skipped == 0).all().to(self.step.device)
+            self.step.add_(taken)
+            self.forward.mul_(~taken)
         self._between_steps()
 
     def to(self, device: torch.device | str) -> "Clock":

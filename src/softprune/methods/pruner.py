@@ -469,13 +469,9 @@ class Pruner(HookOwner):
                 "loss = pruner.loss(task_loss) before loss.backward(), with the model in training mode"
             )
         self._loss_called = False
-        # GradScaler calls a fused optimizer even when it skips the step; the flag is then on the optimizer.
-        skipped = getattr(optimizer, "found_inf", None)
         self.after_step()
-        if skipped is None:
-            self.clock.end_step()
-        else:
-            self.clock.end_step_unless(skipped)
+        # GradScaler calls a fused optimizer even when it skips the step; the flag is then on the optimizer.
+        self.clock.end_step(getattr(optimizer, "found_inf", None))
         if self.updates_on_step:
             self._step_done()
 
