@@ -1,4 +1,4 @@
-"""masked == compact on 100 random networks under random masks. `make property` tries 1,000 others, and targets."""
+"""masked == compact on 60 random networks under random masks. `make property` tries 1,000 others, and targets."""
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
@@ -8,7 +8,7 @@ from random_networks import Spec, assert_sound, specs
 from softprune.graph.sites import KINDS
 
 SHARDS = 10
-EXAMPLES = 10
+EXAMPLES = 6
 DEATHS = (0.0, 0.3, 0.7)
 """Chances of a whole site to die."""
 

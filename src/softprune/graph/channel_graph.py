@@ -318,6 +318,20 @@ def _keep_whole(builder: GraphBuilder, record: LayerOp | NormOp, reason: str) ->
         record.replaceable = False
 
 
+def _pin_shared_with_uncalled(builder: GraphBuilder) -> None:
+    """Keep layers whose parameters a module that is never called has as well: no cut would reach that module."""
+    owners: dict[int, list[str]] = {}
+    for name, module in builder.model.named_modules():
+        for parameter in module.parameters(recurse=False):
+            owners.setdefault(id(parameter), []).append(name)
+    records: list[LayerOp | NormOp] = [*builder.layers.values(), *builder.norms.values()]
+    called = {use.module for record in records for use in record.uses}
+    for record in records:
+        own = builder.modules[record.name].parameters(recurse=False)
+        for other in (name for parameter in own for name in owners[id(parameter)] if name not in called):
+            _keep_whole(builder, record, f"the example does not lead to '{other}', which has the same parameters")
+
+
 def _freezing_operators(builder: GraphBuilder) -> dict[str, str]:
     """Return the operators without a rule that freeze channels of layers or BatchNorms, and where they stand."""
     records: list[LayerOp | NormOp] = [*builder.layers.values(), *builder.norms.values()]
@@ -341,6 +355,7 @@ def trace(model: nn.Module, example: ExampleLike) -> ChannelGraph:
             reason = f"'{name}' is also used outside its module"
             builder.table.pin(free.atoms, reason)
             _keep_whole(builder, record, reason)
+    _pin_shared_with_uncalled(builder)
     sites, frozen = find_sites(builder)
     return ChannelGraph(
         example=Example.of(example).to_model(model).first(2) if passes[0].any_batch else read,
