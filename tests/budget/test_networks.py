@@ -103,7 +103,7 @@ def test_a_target_is_met_or_refused_however_short_the_training(
 ) -> None:
     torch.manual_seed(0)
     model, x = build(), torch.randn(4, 3, 32, 32)
-    pruner = sp.SoftPruner(model, x, target={"macs": share}, total_steps=steps)
+    pruner = sp.SoftPruner(model, x, target={"macs": share}, total_steps=steps, round_to=1)
     optimizer = torch.optim.SGD(pruner.parameter_groups(2e-4), lr=0.1, momentum=0.9)
     pruner.attach(optimizer)
     wanted = model(x).detach().mean(1, keepdim=True).sign()

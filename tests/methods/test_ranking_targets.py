@@ -57,7 +57,7 @@ def build(method: str, **settings: Any) -> Pruner:
     ],
 )
 def test_a_target_is_met_at_the_cut(method: str, target: dict[str, Any]) -> None:
-    pruner = build(method, target=target)
+    pruner = build(method, target=target, round_to=1)
     optimizer = sgd(pruner)
     for epoch in range(2):
         train(pruner, optimizer, 2, first=2 * epoch)
@@ -74,7 +74,7 @@ def test_a_target_is_met_at_the_cut(method: str, target: dict[str, Any]) -> None
 
 
 def test_layers_lose_the_same_share() -> None:
-    masks = build("l1", target={"macs": 0.5}).decide()
+    masks = build("l1", target={"macs": 0.5}, round_to=1).decide()
     shares = [float(mask.float().mean()) for mask in masks.values()]
     assert max(shares) - min(shares) < 0.1
 
@@ -90,3 +90,12 @@ def test_a_ratio_beside_a_target_and_an_unreachable_target_are_refused(method: s
     assert type(model[1]) is nn.BatchNorm2d
     with pytest.raises(ConfigError, match="`latency_batch` needs a `target`"):
         build(method, latency_batch=2)
+
+
+@pytest.mark.parametrize(("width", "options", "multiple"), [(32, {}, 8), (16, {}, 1), (32, {"round_to": 1}, 1)])
+def test_a_target_keeps_multiples_where_layers_are_wide(width: int, options: dict[str, Any], multiple: int) -> None:
+    model = nn.Sequential(nn.Conv2d(3, width, 3), nn.BatchNorm2d(width), nn.ReLU(), nn.Conv2d(width, 5, 3))
+    x = torch.randn(2, 3, 8, 8)
+    pruner = REGISTRY["l1"](model, x, target={"macs": 0.5}, **options)
+    assert pruner.round_to == multiple
+    assert REGISTRY["l1"](pruner.detach(), x).round_to == 1

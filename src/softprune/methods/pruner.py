@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from softprune.budget import Budget, BudgetStatus, Limit, PrunableNetwork, TableLike
 from softprune.cut import Certificate, PrunePlan, coupled_sites, cut_and_verify, make_plan, required_sites, without_gc
 from softprune.cut.selection import Globs, read_graph
-from softprune.devices import default_multiple, fitting_multiple
+from softprune.devices import WIDTH_MULTIPLE, default_multiple, fitting_multiple
 from softprune.errors import CheckpointError, ConfigError, ModelError, few_of, first_few, is_bool, is_integer, is_number
 from softprune.graph import ChannelGraph, ExampleLike, Site, check_is_module
 from softprune.log import get_logger
@@ -52,7 +52,8 @@ class PrunerOptions(TypedDict, total=False):
     """Seed of the method's random numbers, for methods that draw any. Default: 0."""
     round_to: RoundTo
     """Keep a multiple of this many channels at every site. "auto" takes 32 on a GPU and 16 on a CPU, halved until
-    most sites hold it twice; ``pruner.round_to`` is the number. Default: 1."""
+    most sites hold it twice; ``pruner.round_to`` is the number. Default: with a target 8, if most sites have 32
+    channels, since runtimes compute other widths slowly; else 1."""
     keep: Shares
     """Keep at least this share of channels at every site, or at some: ``{"layer4.*": 0.5}``. Default: 0."""
     min_channels: int
@@ -169,6 +170,8 @@ class Pruner(HookOwner):
     """Who decides about the channels of all sites."""
     norms: dict[str, Any]
     """The masked BatchNorm of every site; the first one where there are several."""
+    has_target: bool = False
+    """Whether a target decides how much is removed."""
     _limit: Limit | None = None
     """The target's, where there is one."""
 
@@ -181,12 +184,12 @@ class Pruner(HookOwner):
         include: Globs | None = None,
         exclude: Globs | None = None,
         seed: int = 0,
-        round_to: RoundTo = 1,
+        round_to: RoundTo | None = None,
         keep: Shares = 0.0,
         min_channels: int = 0,
     ) -> None:
         check_strength(strength)
-        check_round_to(1 if round_to == "auto" else round_to)
+        check_round_to(1 if round_to in (None, "auto") else round_to)
         if not is_integer(min_channels) or min_channels < 0:
             raise ConfigError(f"min_channels must be an integer of at least 0. Got {min_channels!r}.")
         check_values(model)
@@ -210,14 +213,15 @@ class Pruner(HookOwner):
         """Sites that must not become empty: every path to an output passes through them."""
         self.coupled = coupled_sites(self.graph)
         """Groups of sites of which only the channels that all of them keep remain."""
-        if round_to == "auto":
-            widths = [site.width for site in self.sites]
-            round_to = fitting_multiple(default_multiple(device), widths, len(self.required))
-            logger.info(
-                'round_to="auto": widths are multiples of %d, which %s computes fast; round_to=1 allows all widths',
-                round_to,
-                "a GPU" if device.type == "cuda" else "a CPU",
-            )
+        if round_to is None or round_to == "auto":
+            widest = default_multiple(device) if round_to == "auto" else 2 * WIDTH_MULTIPLE
+            fitting = fitting_multiple(widest, [site.width for site in self.sites], len(self.required))
+            fits = self.has_target and fitting == widest  # most sites have 32 channels
+            round_to = fitting if round_to == "auto" else WIDTH_MULTIPLE if fits else 1
+            if round_to > 1:
+                logger.info(
+                    "softprune: widths are multiples of %d, which runtimes compute fast; round_to=1: all", round_to
+                )
         self.round_to, self.min_channels = int(round_to), int(min_channels)
         self.keep = shares_by_site("keep", keep, self.sites)
         self.floors = self._floors()

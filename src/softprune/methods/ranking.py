@@ -93,6 +93,7 @@ class RankingPruner(Pruner):
                 "a ratio and a `target` exclude each other: a target decides how much is removed. "
                 f"Got ratio = {ratio!r} and target = {target!r}; give one of them."
             )
+        self.has_target = target is not None
         super().__init__(model, example, strength=self.first_strength, **options)
         try:
             ratio = self.default_ratio if ratio is None else ratio

@@ -88,7 +88,7 @@ class SoftPruner(Pruner):
             )
         self.mask_config = masks or MaskConfig()
         self.site_kinds = check_kinds(site_kinds)
-        self._steps_until_update = 0
+        self._steps_until_update, self.has_target = 0, target is not None
         super().__init__(model, example, strength=1e-4 if strength is None else strength, **options)
         self.budget: Budget | None = None
         try:

@@ -294,9 +294,9 @@ class MethodConfig(Section, section="method"):
     used instead of a measurement."""
     exclude: Globs = ()
     """Globs on BatchNorm names that are not pruned."""
-    round_to: PositiveCount | Literal["auto"] = 1
-    """Keep widths at multiples of this; the channels least likely dead are added. `auto` takes 32 on
-    a GPU and 16 on a CPU, halved until most sites hold it twice; a run resumed elsewhere keeps it."""
+    round_to: PositiveCount | Literal["auto", ""] = ""
+    """Keep widths at multiples of this. `auto` takes 32 on a GPU and 16 on a CPU, halved until most sites hold it
+    twice; a run resumed elsewhere keeps it. Empty: with a target 8, if most sites have 32 channels; else 1."""
     options: Options = Field(default_factory=dict)
     """Settings of the method itself, by keyword, as `softprune methods` lists them."""
 
