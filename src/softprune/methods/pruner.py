@@ -189,7 +189,7 @@ class Pruner(HookOwner):
         min_channels: int = 0,
     ) -> None:
         check_strength(strength)
-        check_round_to(1 if round_to in (None, "auto") else round_to)
+        check_round_to(1 if round_to is None or round_to == "auto" else round_to)
         if not is_integer(min_channels) or min_channels < 0:
             raise ConfigError(f"min_channels must be an integer of at least 0. Got {min_channels!r}.")
         check_values(model)
