@@ -131,8 +131,8 @@ def accuracy() -> str:
 def from_trained() -> str:
     """Return the comparison of methods from the same trained networks."""
     columns = {
-        "SCP": "scp",
-        "SCP, multiples of 8": "scp:8",
+        "SCP": "scp:8",
+        "SCP, every width": "scp",
         "Torch-Pruning, group L2, global": "tp-l2-global",
         "one-shot L1": "l1",
         "Taylor": "taylor",
