@@ -6,8 +6,9 @@
 `prepare` writes images as arrays: DIR has `train` and `val` with a folder for each class, or CIFAR's official files.
 `run` trains the dense networks and prunes them, side by side on one GPU, each step as a CUDA graph. Each training is a
 line of FOLDER/rows.jsonl; those that are there are not repeated. Methods are those of softprune, with the scope of
-Taylor (taylor-layer), with a multiple of channels (scp:8), and Torch-Pruning's (tp-IMPORTANCE-SCOPE), whose cuts are
-networks that are trained like the others. With --holdout N, rows are of N training images that no network has seen.
+Taylor (taylor-layer), with residual streams (scp-streams), with a multiple of channels (scp:8), and Torch-Pruning's
+(tp-IMPORTANCE-SCOPE), whose cuts are networks that are trained like the others. With --holdout N, rows are of N
+training images that no network has seen.
 """
 
 import argparse
@@ -32,6 +33,7 @@ from torch import Tensor, nn
 from vision import import_torchvision
 
 import softprune as sp
+from softprune.graph.sites import DEFAULT_KINDS, KINDS
 from softprune.lab.config.settings import OptimizerConfig, TrainConfig
 from softprune.lab.data import ArrayBatches, ArrayDataset, Augmentation, EpochSampler, load_data
 from softprune.lab.runs.networks import read_weights
@@ -231,7 +233,8 @@ class Bench:
         before, lr, epochs, deciding = sp.cost(network, self.example), self.task.lr, self.epochs, 0.0
         method, _, multiple = method.partition(":")
         given: dict[str, Any] = {"target": {"macs": keep}, "round_to": int(multiple or 1), "seed": seed}
-        if method == "scp":
+        if method.startswith("scp"):
+            given["site_kinds"] = KINDS if method == "scp-streams" else DEFAULT_KINDS
             pruner: Pruner = sp.SoftPruner(network, self.example, total_steps=epochs * self.steps, **given)
             deciding = self.fit(network, epochs, lr, seed=seed, pruner=pruner, teacher=teacher)
             compact = pruner.compact()

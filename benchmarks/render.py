@@ -32,6 +32,7 @@ DOCUMENTS = (
     "docs/sites.md",
     "docs/training.md",
     "docs/budgets.md",
+    "docs/speed.md",
 )
 MARKS = re.compile(r"(<!-- table: (.+?) -->)\n.*?<!-- end -->", re.DOTALL)
 Row = dict[str, str]
@@ -157,6 +158,20 @@ def from_trained() -> str:
     means = [f"{mean(mean(cell[method]) for cell in whole):.1f}" for method in columns.values()]
     rows.append([f"mean of the {len(whole)} rows without a gap", "", "", *means])
     return markdown(["network", "dense", "MACs left", *columns], rows)
+
+
+def speed() -> str:
+    """Return the speed of cuts at half of the MACs, by the multiple of their widths."""
+    networks: dict[tuple[str, str, str], dict[int, Row]] = {}
+    for row in record("speed")["rows"]:
+        networks.setdefault((row["network"], row["runtime"], row["device"]), {})[row["round_to"]] = row
+    multiples = sorted({multiple for found in networks.values() for multiple in found})
+
+    def cell(row: Any) -> str:
+        return f"{row['speed_up']:.2f}x ({row['speed_up'] * row['macs_ratio']:.2f})" if row else "-"
+
+    rows = [[*key, *(cell(found.get(each)) for each in multiples)] for key, found in networks.items()]
+    return markdown(["network", "runtime", "device", *(f"multiples of {each}" for each in multiples)], rows)
 
 
 def training() -> str:
@@ -415,6 +430,7 @@ def reach() -> str:
 TABLES: dict[str, Callable[..., str]] = {
     "accuracy": accuracy,
     "from_trained": from_trained,
+    "speed": speed,
     "results": scp_table,
     "training": training,
     "goals": goals,
