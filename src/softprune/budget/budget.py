@@ -181,7 +181,7 @@ class Budget(Limit):
                 f"{self.target.figure(search.limit)}. Relax the target, or let more channels go: softprune.inspect "
                 "says which are frozen and why."
             )
-        if cost < (1 - CLOSE) * search.limit:
+        if limit is None and cost < (1 - CLOSE) * search.limit:
             logger.warning(
                 "softprune: the cut leaves %s, more than %g%% under the limit of %s: %s",
                 self.target.figure(cost),
