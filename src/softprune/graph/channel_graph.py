@@ -32,9 +32,12 @@ from softprune.graph.channels import (
 )
 from softprune.graph.modules import ConstantOutput
 from softprune.graph.operators import OPERATORS
-from softprune.graph.reader import Example, ExampleLike, ForwardPass, read_passes
+from softprune.graph.reader import Example, ExampleLike, ForwardPass, read_passes, size_dependence
 from softprune.graph.sites import find_groups, find_sites
+from softprune.log import get_logger
 from softprune.module_state import first_uninitialised
+
+logger = get_logger(__name__)
 
 T = TypeVar("T")
 
@@ -75,6 +78,8 @@ class ChannelGraph:
 
     grouped: tuple[Site, ...] = ()
     """Sites of other kinds that BatchNorms could form; :meth:`with_kinds` chooses among them."""
+    size_dependence: str = ""
+    """The first operator that another input size changes; empty where none is known."""
     attributes_follow: bool = True
     """Whether integers on a module that repeat the width of pieces in its forward() are cut, too."""
     unread_macs: int = 0
@@ -356,6 +361,14 @@ def trace(model: nn.Module, example: ExampleLike) -> ChannelGraph:
             builder.table.pin(free.atoms, reason)
             _keep_whole(builder, record, reason)
     _pin_shared_with_uncalled(builder)
+    depends = size_dependence(model, passes[0])
+    if depends:
+        logger.warning(
+            "softprune: %s: forward() runs other operators at other input sizes (%s). A cut is proved at the sizes "
+            "that are compared; pass inputs of the others to softprune.verify.",
+            type(model).__name__,
+            depends,
+        )
     sites, frozen = find_sites(builder)
     return ChannelGraph(
         example=Example.of(example).to_model(model).first(2) if passes[0].any_batch else read,
@@ -376,4 +389,5 @@ def trace(model: nn.Module, example: ExampleLike) -> ChannelGraph:
         constants=tuple(builder.constants),
         unreached=tuple(sorted(set.intersection(*(each.parameters_unread(model) for each in passes)))),
         unknown=_freezing_operators(builder),
+        size_dependence=depends,
     )

@@ -214,14 +214,7 @@ class Pruner(HookOwner):
         self.coupled = coupled_sites(self.graph)
         """Groups of sites of which only the channels that all of them keep remain."""
         if round_to is None or round_to == "auto":
-            widest = default_multiple(device) if round_to == "auto" else 2 * WIDTH_MULTIPLE
-            fitting = fitting_multiple(widest, [site.width for site in self.sites], len(self.required))
-            fits = self.has_target and fitting == widest  # most sites have 32 channels
-            round_to = fitting if round_to == "auto" else WIDTH_MULTIPLE if fits else 1
-            if round_to > 1:
-                logger.info(
-                    "softprune: widths are multiples of %d, which runtimes compute fast; round_to=1: all", round_to
-                )
+            round_to = self._multiple(device if round_to == "auto" else None)
         self.round_to, self.min_channels = int(round_to), int(min_channels)
         self.keep = shares_by_site("keep", keep, self.sites)
         self.floors = self._floors()
@@ -238,6 +231,18 @@ class Pruner(HookOwner):
         members = self.site_masks.members
         self.norms = {site.name: members[site.name] for site in self.sites}
         self._shapes = _shapes(model)
+
+    def _multiple(self, device: torch.device | None) -> int:
+        """Return the multiple of channels in which `device` is fast, or the default one."""
+        widths, required = [site.width for site in self.sites], len(self.required)
+        if device is not None:
+            multiple = fitting_multiple(default_multiple(device), widths, required)
+        else:  # where most sites hold it four times
+            wide = self.has_target and fitting_multiple(2 * WIDTH_MULTIPLE, widths, required) == 2 * WIDTH_MULTIPLE
+            multiple = WIDTH_MULTIPLE if wide else 1
+        if multiple > 1:
+            logger.info("softprune: widths are multiples of %d; round_to=1 allows all widths", multiple)
+        return multiple
 
     # --- what a method defines -----------------------------------------------------------------------------------
 
