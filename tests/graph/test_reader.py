@@ -237,10 +237,22 @@ class InPlaceShape(Chain):
         return super().forward(torch.relu(x).unsqueeze(0).squeeze_(0))
 
 
+class Quantised(Branching):
+    """A change to integers stands in every statically quantised network."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = torch.ao.nn.quantized.Quantize(0.1, 0, torch.quint8)
+
+
 class Ddp(nn.parallel.DistributedDataParallel):
     def __init__(self, module: nn.Module) -> None:
         nn.Module.__init__(self)
         self.module = module
+
+
+def exported() -> Any:
+    return torch.export.export(Chain().eval(), (IMAGE,)).module()
 
 
 @pytest.mark.parametrize(
@@ -256,6 +268,10 @@ class Ddp(nn.parallel.DistributedDataParallel):
         (Branching, IMAGE, r"Branching raised at .*test_reader\.py:\d+, `return torch\.relu"),
         (InPlaceShape, IMAGE, "shape in place"),
         (lambda: Returning(SimpleNamespace), IMAGE, "Got SimpleNamespace; wrap"),
+        (lambda: torch.jit.trace(Chain().eval(), IMAGE), IMAGE, "pass the network that was scripted or traced"),
+        (exported, IMAGE, "pass the network that was exported"),
+        (Quantised, IMAGE, "prune it first, then quantise"),
+        (lambda: nn.Sequential(Chain(), torch.ao.quantization.FakeQuantize()), IMAGE, "prune first, then prepare"),
     ],
 )
 def test_what_cannot_be_read_is_refused_with_what_to_pass(

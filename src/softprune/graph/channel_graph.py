@@ -306,6 +306,12 @@ def _check_values(model: nn.Module, example: ExampleLike) -> None:
     missing = first_uninitialised(model)
     if missing is not None and missing[1] == "lazy":
         raise ModelError(f"parameters must have shapes. Got '{missing[0]}', a lazy one; run the model once before.")
+    for name, module in model.named_modules():
+        if hasattr(module, "fake_quant_enabled"):  # by an attribute, since torch warns where the class is imported
+            raise ModelError(
+                f"a network prepared for quantisation-aware training cannot be pruned. Got {type(module).__name__} at "
+                f"'{name}'; prune first, then prepare the compact network."
+            )
     given = Example.of(example)
     if given.batch_size() == 0 or (missing is None and any(tensor.is_meta for tensor in given.tensors())):
         raise ModelError(

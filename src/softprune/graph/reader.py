@@ -496,5 +496,18 @@ def _explained(model: nn.Module, example: Example, failure: Exception) -> ModelE
     place = f" at {own[-1].filename}:{own[-1].lineno}, `{own[-1].line}`" if own else ""
     return ModelError(
         f"{rule}. Got {given}, on which {type(model).__name__} raised{place}: {type(failure).__name__}: "
-        f"{first_line(failure)}. {remedy}"
+        f"{first_line(failure)}. {_unprunable(model) or remedy}"
     )
+
+
+def _unprunable(model: nn.Module) -> str | None:
+    """Return what to do about a network that was converted to a program or to integers, of which nothing can be cut."""
+    # torch.export's program is a GraphModule with methods of its own in place of train() and eval().
+    if isinstance(model, torch.fx.GraphModule) and "eval" in model.__dict__:
+        return "An exported program cannot be pruned; pass the network that was exported."
+    for module in model.modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            return "TorchScript cannot be pruned; pass the network that was scripted or traced."
+        if ".quantized." in type(module).__module__:
+            return "A quantised network cannot be pruned; prune it first, then quantise the compact network."
+    return None
