@@ -1,15 +1,18 @@
-"""Read files, or say why not; write them whole or not at all, also in a crash."""
+"""Read regular files of a sensible size; write files whole or not at all, also in a crash."""
 
 import contextlib
 import errno
 import os
 import secrets
 import shutil
+import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from softprune.errors import CheckpointError, FileFormatError
 
+LARGEST_NETWORK = 2**34
+"""Bytes of a file with weights or a checkpoint."""
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -32,12 +35,24 @@ def write_atomically(path: Path, content: bytes | Iterable[bytes], *, then: str,
         raise unwritable(path, error, then) from error
 
 
-def read_bytes(path: Path) -> bytes:
-    """Return the content of a file, or raise a FileFormatError that names it."""
+def read_bytes(path: Path, limit: int = 2**28) -> bytes:
+    """Return the content of a regular file of at most ``limit`` bytes, or raise a FileFormatError that names it.
+
+    Everything that others may have made is read here: a named pipe would wait for a writer, and a link to a device or
+    a sparse file would take all memory.
+    """
     try:
-        return path.read_bytes()
+        with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
+            facts = os.fstat(file.fileno())
+            if not stat.S_ISREG(facts.st_mode):
+                raise FileFormatError(f"{path} must be a regular file. Got another kind of file; remove it.")
+            if facts.st_size > limit:
+                raise FileFormatError(
+                    f"{path} must have at most {limit:,} bytes. Got {facts.st_size:,}; it is not what softprune wrote."
+                )
+            return file.read(facts.st_size)
     except OSError as error:
-        raise FileFormatError(f"{path} must be a file that can be read. Got {error.strerror}.") from error
+        raise FileFormatError(f"{path} must be readable. Got {error.strerror}; change its permissions.") from error
 
 
 def unwritable(path: Path, error: OSError, then: str) -> CheckpointError:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from softprune.errors import CheckpointError, FileFormatError, first_line
-from softprune.io import read_bytes, write_atomically
+from softprune.io import LARGEST_NETWORK, read_bytes, write_atomically
 from softprune.lab.runs.folder import RunFolder
 from softprune.log import get_logger
 
@@ -53,7 +53,7 @@ def save_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> Path:
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
     """Return the state in a checkpoint file, on the CPU, or raise a CheckpointError that says what is wrong."""
-    content = read_bytes(path)
+    content = read_bytes(path, LARGEST_NETWORK)
     comment = _COMMENT.search(content, max(0, len(content) - _LONGEST_COMMENT))
     if comment is None:
         raise _DamagedError(f"A checkpoint must end with its checksum. Got a damaged or another file at {path}.")

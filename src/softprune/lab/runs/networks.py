@@ -14,7 +14,7 @@ from softprune import models
 from softprune.cut import load, read_origin, read_plans, saved_path
 from softprune.cut.plan import model_shapes
 from softprune.errors import ConfigError, FileFormatError, first_line
-from softprune.io import read_bytes
+from softprune.io import LARGEST_NETWORK, read_bytes
 from softprune.lab.config.settings import BASELINE, ModelConfig, RunConfig
 from softprune.lab.data import DataBundle
 from softprune.lab.factories import call_factory, check_name, import_factory, is_factory_name
@@ -165,7 +165,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
                 f"model.weights must be of a dense network. Got the run {path}, whose network was cut in training."
             )
         return state["model"]
-    raw = read_bytes(path)
+    raw = read_bytes(path, LARGEST_NETWORK)
     try:
         content: Any = safetensors.torch.load(raw) if path.suffix == ".safetensors" else load_tensors(raw)
         content = next((content[key] for key in _STATE_KEYS if key in content), content)
