@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ pytest.importorskip("ultralytics", reason="ultralytics is not installed")
 from ultralytics import YOLO  # noqa: E402
 from ultralytics.utils.nms import TorchNMS  # noqa: E402
 
-from softprune.integrations.ultralytics import PruningTrainer, load_yolo, prune_yolo  # noqa: E402
+from softprune.integrations.ultralytics import PruningTrainer, load_yolo, prune_yolo, update_widths_  # noqa: E402
 
 NETWORK = """
 nc: 2
@@ -149,6 +150,31 @@ def test_a_compact_network_trains_further() -> None:
 def test_what_pruning_cannot_do_is_refused(more: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         prune_yolo("tinyn.yaml", target=TARGET, **arguments(**more))
+
+
+@pytest.mark.parametrize("name", ["yolov8n", "yolo11n"])
+def test_the_published_networks_are_cut_fused_saved_and_exported(name: str) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    torch.manual_seed(0)
+    yolo = YOLO(f"{name}.yaml")
+    pruner = sp.SoftPruner(yolo.model.float().train(), torch.rand(2, 3, 64, 64))
+    with torch.no_grad():
+        for norm in pruner.norms.values():
+            norm.weight.fill_(0.3)
+            norm.bias.copy_(torch.where(torch.rand(len(norm.bias)) < 0.5, -8.0, 0.5))
+    dense = macs(YOLO(f"{name}.yaml").model)
+    yolo.model = update_widths_(pruner.compact())
+    assert macs(yolo.model) < 0.5 * dense
+    expected = boxes(yolo.model)
+    fused = deepcopy(yolo.model).fuse(verbose=False)
+    assert not any(isinstance(module, torch.nn.BatchNorm2d) for module in fused.modules())
+    torch.testing.assert_close(boxes(fused), expected, rtol=1e-4, atol=1e-2)
+    yolo.save("pruned.pt")  # in half precision
+    expected = boxes(YOLO("pruned.pt").model)
+    assert len(YOLO("pruned.pt").predict(IMAGE, imgsz=64)) == 1
+    session = onnxruntime.InferenceSession(YOLO("pruned.pt").export(format="onnx", imgsz=64, simplify=False))
+    (found,) = session.run(None, {"images": IMAGE.numpy()})
+    torch.testing.assert_close(torch.from_numpy(found), expected, rtol=1e-3, atol=1e-2)
 
 
 def test_the_code_of_the_guide_runs() -> None:
