@@ -177,7 +177,7 @@ def update_widths_(network: nn.Module) -> nn.Module:
     """Set the widths that ultralytics' blocks note beside their layers, in place: its exports read `C2f.c`."""
     for module in network.modules():
         if isinstance(module, C2f):
-            module.c = module.cv1.conv.out_channels // 2
+            module.c = len(module.cv1.conv.weight) // 2
     return network
 
 
