@@ -33,7 +33,7 @@ def test_blocks_where_there_are_residual_branches_and_channels_elsewhere() -> No
     images, _ = batch()
     blocks = SssPruner(Residual(), images)
     assert blocks.structure == "block"
-    assert blocks.branches == {f"blocks.{i}.bn2": (f"blocks.{i}.bn1", f"blocks.{i}.bn2") for i in range(3)}
+    assert blocks.branches == [(f"blocks.{i}.bn1", f"blocks.{i}.bn2") for i in range(3)]
     assert {name: len(f) for name, f in blocks.factors().items()} == {f"blocks.{i}.bn2": 1 for i in range(3)}
     channels = SssPruner(Chain(), images)
     assert channels.structure == "channel"
@@ -46,8 +46,7 @@ def test_the_papers_preactivation_network() -> None:
     pruner = SssPruner(models.resnet20(), torch.zeros(2, 3, 32, 32))
     assert len(pruner.branches) == 9
     # The first block of a stage feeds its shortcut from its first BatchNorm, which therefore is not in the branch.
-    assert pruner.branches["stages.1.0.bn2"] == ("stages.1.0.bn2",)
-    assert pruner.branches["stages.1.1.bn2"] == ("stages.1.1.bn1", "stages.1.1.bn2")
+    assert pruner.branches[3:5] == [("stages.1.0.bn2",), ("stages.1.1.bn1", "stages.1.1.bn2")]
 
 
 @pytest.mark.parametrize("network", [Residual, PreActivation])
@@ -92,17 +91,15 @@ def test_zero_factors_are_cut_and_the_others_folded_in(network: type[nn.Module],
     pruner = SssPruner(model, images, strength=1.0)
     train(pruner, sgd(pruner), 4)
     with torch.no_grad():
-        for number, factors in enumerate(pruner.factors().values()):
-            here = slice(number, number + 1) if pruner.branches else [*pruner.site_masks.slices.values()][number]
+        for number, here in enumerate({here.start: here for here in pruner.site_masks.places}.values()):
+            factors = pruner.site_masks.value[here]
             factors[: max(1, len(factors) // 2)] = 0.7 * (number % 2)
-            pruner.site_masks.value[here] = factors
     masked = model.eval()(images)
     compact = pruner.compact().eval()
     torch.testing.assert_close(compact(images), masked)
     plan = pruner.plan()
     assert plan.macs < plan.dense_macs
     if structure == "block":
-        block = next(iter(pruner.branches.values()))
-        assert all(not pruner.masks()[name].any() for name in block)
+        assert all(not pruner.masks()[name].any() for name in pruner.branches[0])
     dense = pruner.detach()
     torch.testing.assert_close(dense.eval()(images), masked)

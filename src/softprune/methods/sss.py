@@ -13,26 +13,17 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from softprune.errors import check_choice
 from softprune.graph import ChannelGraph, ExampleLike
 from softprune.graph.channels import BinaryOp, ConstantOp, ForwardAnalysis, IntArray, LayerOp, NormOp, Use, per_group
-from softprune.masks import Folded, MaskedBatchNorm
 from softprune.methods.learned import LearnedMasks, LearnedPruner
 from softprune.methods.pruner import GraphReader, PrunerOptions
 
 Structure = Literal["auto", "block", "channel"]
-_DATA = 1
-"""The bit of values that depend on the network's input, unlike constants and parameters."""
 
 
-Branches = dict[str, tuple[str, ...]]
-"""Residual branches by the last BatchNorm that every path of the branch passes: dead, it makes the branch zero.
+def residual_branches(graph: ChannelGraph) -> list[tuple[str, ...]]:
+    """Return for every branch that an addition joins to a shortcut the sites on all of its paths, as they are executed.
 
-The values are all masked BatchNorms that stand in the branch alone, in the order of execution, up to that one."""
-
-
-def residual_branches(graph: ChannelGraph) -> Branches:
-    """Return the branches that an addition joins to a shortcut, among the sites of `graph`.
-
-    Of the two sides of an addition, the branch is the one with more BatchNorms that the other lacks. A branch with
-    no BatchNorm on all of its paths is left out, and so is one that shares a BatchNorm with another.
+    The last one dead, the branch is zero. Of the two sides of an addition, the branch is the one with more sites that
+    the other lacks. A branch without any is left out, and so is one that shares a site with another.
     """
     found = _Branches(graph)
     found.forward(graph.ops)
@@ -40,56 +31,47 @@ def residual_branches(graph: ChannelGraph) -> Branches:
 
 
 class _Branches(ForwardAnalysis):
-    """For every atom, the sites on some path from the input to it, and those on every path, one bit each."""
+    """For every atom, the sites on every path from the input to it, one bit each in order of execution."""
 
     def __init__(self, graph: ChannelGraph) -> None:
         sites = {site.name for site in graph.sites}
         executed = [norm.name for norm in graph.norms if norm.name in sites]
-        self.bits = {name: 2 << number for number, name in enumerate(executed)}
-        self.some: NDArray[np.object_] = np.full(len(graph.classes), _DATA, dtype=object)
+        self.bits = {name: 1 << number for number, name in enumerate(executed)}
         self.every: NDArray[np.object_] = np.zeros(len(graph.classes), dtype=object)
+        self.is_data = np.ones(len(graph.classes), dtype=bool)
+        """What depends on the network's input, unlike constants and parameters."""
         for parameter in graph.free_parameters:
-            self.some[parameter.atoms] = 0
-        self.branches: Branches = {}
-        super().__init__(self.some, self.every)
+            self.is_data[parameter.atoms] = False
+        self.branches: list[tuple[str, ...]] = []
+        self._taken = 0
+        super().__init__(self.every, self.is_data)
 
     def layer(self, op: LayerOp, use: Use) -> None:
-        self.some[use.outputs] = per_group(op, use, self._on_some)
-        self.every[use.outputs] = per_group(op, use, self._on_every)
+        self.every[use.outputs] = per_group(op, use, self._on_all)
+        self.is_data[use.outputs] = per_group(op, use, lambda inputs: self.is_data[inputs].any())
 
     def norm(self, op: NormOp, use: Use) -> None:
-        own = self.bits.get(op.name, 0)
-        self.some[use.outputs] = self.some[use.inputs] | own
-        self.every[use.outputs] = self.every[use.inputs] | own
+        self.copy(use.inputs, use.outputs)
+        self.every[use.outputs] |= self.bits.get(op.name, 0)
 
     def binary(self, op: BinaryOp) -> None:
-        left, right = self._on_some(op.left), self._on_some(op.right)
-        self.some[op.outputs] = self.some[op.left] | self.some[op.right]
+        self.is_data[op.outputs] = self.is_data[op.left] | self.is_data[op.right]
         if op.absorbs_zero:
             self.every[op.outputs] = self.every[op.left] | self.every[op.right]
             return
         self.every[op.outputs] = self.every[op.left] & self.every[op.right]
-        if left & right & _DATA:
-            swap = (right & ~left).bit_count() > (left & ~right).bit_count()
-            own = right & ~left if swap else left & ~right
-            self._add(own, gating=own & self._on_every(op.right if swap else op.left))
+        if self.is_data[op.left].any() and self.is_data[op.right].any():
+            left, right = self._on_all(op.left), self._on_all(op.right)
+            branch = max(left & ~right, right & ~left, key=int.bit_count)
+            if branch and not branch & self._taken:
+                self._taken |= branch
+                self.branches.append(tuple(name for name, bit in self.bits.items() if branch & bit))
 
     def constant(self, op: ConstantOp) -> None:
-        self.some[op.outputs] = 0
+        self.is_data[op.outputs] = False
 
-    def _on_some(self, atoms: IntArray) -> int:
-        return functools.reduce(operator.or_, set(self.some[atoms.ravel()].tolist()), 0)
-
-    def _on_every(self, atoms: IntArray) -> int:
-        return functools.reduce(operator.and_, set(self.every[atoms.ravel()].tolist()), -1)
-
-    def _add(self, own: int, gating: int) -> None:
-        """Note the branch of the sites `own`, which ends at the last of the sites `gating` on all of its paths."""
-        names = [name for name, bit in self.bits.items() if own & bit]
-        last = next((name for name in reversed(names) if gating & self.bits[name]), None)
-        taken = {name for norms in self.branches.values() for name in norms}
-        if last is not None and not taken & set(names):
-            self.branches[last] = tuple(names[: names.index(last) + 1])
+    def _on_all(self, atoms: IntArray) -> int:
+        return functools.reduce(operator.and_, set(self.every[atoms.ravel()].tolist()))
 
 
 @torch.no_grad()
@@ -114,29 +96,20 @@ class FactorMasks(LearnedMasks):
 
     def __init__(self, pruner: "SssPruner") -> None:
         super().__init__(pruner.model, pruner.sites, pruner.clock)
-        self.round_to = 1 if pruner.branches else pruner.round_to
-        self.floors = torch.tensor([0 if pruner.branches else pruner.floors[site.name] for site in self.layout.sites])
-        number = {name: i for i, norms in enumerate(pruner.branches.values()) for name in norms}
-        self.places = [slice(number[n], number[n] + 1) for n in self.layout.members] if number else self.columns
+        branches, names = pruner.branches, self.layout.members
+        self.round_to = 1 if branches else pruner.round_to
+        self.floors = torch.tensor([0 if branches else pruner.floors[site.name] for site in self.layout.sites])
+        number = {name: i for i, norms in enumerate(branches) for name in norms}
+        self.places = [slice(number[n], number[n] + 1) for n in names] if branches else self.columns
         """The factors of each BatchNorm."""
-        self.scaled = [not number or name in pruner.branches for name in self.layout.members]
-        self.learn(torch.ones(len(pruner.branches) or self.layout.channels))
+        self.scaled = [not branches or name == branches[number[name]][-1] for name in names]
+        self.learn(torch.ones(len(branches) or self.layout.channels))
 
     def affine(self, bn: _BatchNorm, number: int) -> tuple[Tensor, Tensor]:
         if not self.scaled[number]:
             return bn.weight, bn.bias
         factors = self.value[self.places[number]].to(bn.weight.device)
         return factors * bn.weight, factors * bn.bias
-
-    def fold(self, bn: MaskedBatchNorm) -> Folded:
-        weight, bias = self.affine(bn, bn.number)
-        if self.scaled[bn.number]:
-            # A factor of zero makes the channel zero already, and must keep its gradient: it may come back.
-            return Folded(weight.to(bn.weight.dtype), bias.to(bn.weight.dtype))
-        if bn.training:
-            return Folded(weight, bias)
-        keep = self.value[self.places[bn.number]].to(bn.weight.device) > 0
-        return Folded(torch.where(keep, weight, 0.0), torch.where(keep, bias, 0.0))
 
     @torch.no_grad()
     def hard(self, network: nn.Module | None = None) -> Tensor:
@@ -181,17 +154,15 @@ class SssPruner(LearnedPruner):
         super().__init__(model, example, strength=strength, **options)
 
     def _read(self, read: GraphReader) -> ChannelGraph:
-        self.branches: Branches = {}
+        self.branches: list[tuple[str, ...]] = []
         if self.structure != "channel":
             graph = read(every_norm=True)
             self.branches = residual_branches(graph)
-            inside = {name for norms in self.branches.values() for name in norms}
-            blocks = graph.only(
-                {site.name: "it is in no residual branch" for site in graph.sites if site.name not in inside}
-            )
-            if self.branches or self.structure == "block":
+            inside = {name for norms in self.branches for name in norms}
+            if inside or self.structure == "block":
                 self.structure = "block"
-                return blocks
+                without = "it is in no residual branch"
+                return graph.only({site.name: without for site in graph.sites if site.name not in inside})
         self.structure = "channel"
         return read()
 
@@ -200,10 +171,9 @@ class SssPruner(LearnedPruner):
 
     def factors(self) -> dict[str, Tensor]:
         """Return the factor of every structure: by the block's last BatchNorm, or per channel by site."""
-        value = self.site_masks.value.detach().clone()
-        if self.branches:
-            return dict(zip(self.branches, value.split(1), strict=True))
-        return self.site_masks.by_site(value)
+        masks = self.site_masks
+        found = zip(masks.layout.members, masks.places, masks.scaled, strict=True)
+        return {name: masks.value[place].detach().clone() for name, place, scaled in found if scaled}
 
     def _step_vector(self, gradient: Tensor, rate: float | Tensor, momentum: float) -> None:
         masks = self.site_masks
