@@ -65,11 +65,6 @@ class NonFiniteLoss(SoftpruneError):
         )
 
 
-def is_bool(value: Any) -> TypeGuard[bool]:
-    """Whether it is a boolean of Python or NumPy."""
-    return isinstance(value, bool) or (hasattr(value, "dtype") and value.shape == () and value.dtype == bool)
-
-
 def is_integer(value: object) -> TypeGuard[int]:
     """Whether it is an integer of Python or NumPy; a boolean is none."""
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)

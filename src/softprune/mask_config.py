@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from softprune.errors import ConfigError, check_choice, is_bool, is_number
+from softprune.errors import ConfigError, check_choice, is_number
 
 GateStatistics = Literal["both", "mean", "none"]
 
@@ -59,6 +59,4 @@ class MaskConfig:
                 )
             object.__setattr__(self, name, float(value))
         check_choice("`gate_statistics` of the masks", self.gate_statistics, get_args(GateStatistics))
-        if not is_bool(self.use_relu):
-            raise ConfigError(f"`use_relu` of the masks must be True or False. Got {self.use_relu!r}.")
         object.__setattr__(self, "use_relu", bool(self.use_relu))

@@ -26,7 +26,6 @@ REFUSED = [
     ("tau", True),
     ("k", "20"),
     ("gate_statistics", "variance"),
-    ("use_relu", 1),
 ]
 
 

@@ -42,7 +42,7 @@ def test_all_cuts_compute_the_same(pruner: sp.SoftPruner) -> None:
                 convs = [module for module in compact.modules() if isinstance(module, nn.Conv2d)]
                 assert all(conv.out_channels % 8 == 0 for conv in convs)
                 assert all(conv.in_channels % 8 == 0 for conv in convs[1:])
-    for bad in ({"round_to": True}, {"round_to": 0}, {"gathers": "no"}):
+    for bad in ({"round_to": True}, {"round_to": 0}):
         with pytest.raises(ConfigError, match=r"must be an integer|must be True or False"):
             pruner.compact(**bad)  # type: ignore[arg-type]
     assert macs[None, True] < macs[8, True] <= macs[8, False]

@@ -21,7 +21,7 @@ from softprune.lab.config.settings import TITLES
 from softprune.lab.train.method import options_of
 from softprune.masks import is_masked
 from softprune.methods import REGISTRY, Pruner, RandomPruner
-from softprune.methods.pruner import keywords_of
+from softprune.methods.options import keywords_of
 
 CARDS = Path(__file__).parents[2] / "docs" / "methods"
 

@@ -35,7 +35,7 @@ def without(change_: Callable[[nn.Module], Any]) -> nn.Module:
 
 
 NETWORKS = {
-    "no BatchNorm": (nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()), {}, "without any BatchNorm"),
+    "no BatchNorm": (nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()), {}, "has no BatchNorm"),
     "no activation that keeps zero": (
         nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Sigmoid(), nn.Conv2d(8, 2, 1)),
         {},
@@ -71,7 +71,6 @@ OPTIONS: list[tuple[str, dict[str, Any], str]] = [
     ("scp", {"min_channels": -1}, "min_channels"),
     ("scp", {"keep": 1.5}, "`keep`"),
     ("scp", {"keep": {"9": 0.5}}, "matches none"),
-    ("scp", {"masks": {}}, "`masks`"),
     ("scp", {"site_kinds": ["streams"]}, "kinds"),
     ("scp", {"latency_batch": 4}, "needs a `target`"),
     ("scp", {"target": {"macs": 0.5}, "total_steps": 9, "latency_batch": 1}, "are for a target of latency"),
@@ -144,9 +143,6 @@ def test_networks_that_have_changed(case: str) -> None:
 def test_optimizers_losses_and_strengths() -> None:
     pruner = pruner_of(strength=0.25)
     optimizer = torch.optim.SGD(pruner.model.parameters(), lr=0.1)
-    for other in (torch.optim.lr_scheduler.StepLR(optimizer, 1), object()):
-        with pytest.raises(ConfigError, match=r"torch\.optim\.Optimizer"):
-            pruner.attach(other)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="scale and shift of every site"):
         pruner.attach(torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1))
     pruner.attach(optimizer)

@@ -368,6 +368,9 @@ def remap_optimizer(optimizer: Optimizer, dense: nn.Module, compact: nn.Module) 
         optimizer.state.pop(old, None)
         if new is not None and state:
             optimizer.state[new] = state
+    for hooks in (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks):
+        for key in [key for key, hook in hooks.items() if getattr(hook, "network", None) is dense]:
+            del hooks[key]  # of a pruner, which stays with `dense`
 
 
 def _plans_since(dense: nn.Module, history: Sequence[PrunePlan]) -> Sequence[PrunePlan]:

@@ -4,8 +4,6 @@ Read `pruner.py` first; then `scp.py`, or `ranking.py` for methods that rank cha
 """
 
 from softprune.methods.pruner import Pruner as Pruner
-from softprune.methods.pruner import SiteSummary as SiteSummary
-from softprune.methods.pruner import Summary as Summary
 from softprune.methods.ranking import FilterPruner as FilterPruner
 from softprune.methods.ranking import L1Pruner as L1Pruner
 from softprune.methods.ranking import RandomPruner as RandomPruner
@@ -16,6 +14,8 @@ from softprune.methods.scp import SoftPruner as SoftPruner
 from softprune.methods.scp import TargetSoftPruner as TargetSoftPruner
 from softprune.methods.scratch import ScratchPruner as ScratchPruner
 from softprune.methods.sss import SssPruner as SssPruner
+from softprune.methods.summary import SiteSummary as SiteSummary
+from softprune.methods.summary import Summary as Summary
 from softprune.methods.variational import VariationalPruner as VariationalPruner
 from softprune.methods.zeroing import FpgmPruner as FpgmPruner
 from softprune.methods.zeroing import SfpPruner as SfpPruner

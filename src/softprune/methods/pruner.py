@@ -4,28 +4,27 @@ A method is a subclass that says who decides about the channels (:meth:`Pruner._
 what runs around a step.
 """
 
-import fnmatch
-import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, TypedDict, get_args, get_type_hints, is_typeddict
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from softprune.budget import Budget, BudgetStatus, Limit, PrunableNetwork, TableLike
+from softprune.budget import Budget, BudgetStatus, Limit, PrunableNetwork
 from softprune.cut import Certificate, PrunePlan, coupled_sites, cut_and_verify, make_plan, required_sites, without_gc
-from softprune.cut.selection import Globs, read_graph
+from softprune.cut.selection import NO_BATCHNORM, Globs, read_graph
 from softprune.devices import WIDTH_MULTIPLE, default_multiple, fitting_multiple
-from softprune.errors import CheckpointError, ConfigError, ModelError, few_of, first_few, is_bool, is_integer, is_number
+from softprune.errors import CheckpointError, ConfigError, ModelError, first_few, is_integer
 from softprune.graph import ChannelGraph, ExampleLike, Site, check_is_module
 from softprune.log import get_logger
 from softprune.masks import HookOwner, Masks, hook_root_, is_masked, unmask_model_
+from softprune.methods.options import RoundTo, Shares, check_round_to, check_strength, shares_by_site
+from softprune.methods.summary import Summary, summarise
 from softprune.module_state import first_uninitialised, non_finite
 from softprune.rng import Clock
-from softprune.target import Target, TargetLike
+from softprune.target import Target
 
 logger = get_logger(__name__)
 
@@ -35,112 +34,13 @@ NARROW = 0.05
 GraphReader = Callable[..., ChannelGraph]
 """`softprune.cut.selection.read_graph` for the model, its example and the user's choice of sites."""
 
-Shares = float | Mapping[str, float]
-"""A share of channels: one for all sites, or by glob on their names (0 for sites without one)."""
-RoundTo = int | Literal["auto"]
-"""A multiple of channels, or "auto" for the one in which the device of the model is fast."""
-
-
-class PrunerOptions(TypedDict, total=False):
-    """The options of every pruning method, beside the model, the example and the method's own options."""
-
-    include: Globs
-    """Prune only these BatchNorms: names, with wildcards. Default: all that can be masked."""
-    exclude: Globs
-    """Do not prune these BatchNorms."""
-    seed: int
-    """Seed of the method's random numbers, for methods that draw any. Default: 0."""
-    round_to: RoundTo
-    """Keep a multiple of this many channels at every site. "auto" takes 32 on a GPU and 16 on a CPU, halved until
-    most sites hold it twice; ``pruner.round_to`` is the number. Default: with a target 8, if most sites have 32
-    channels, since runtimes compute other widths slowly; else 1."""
-    keep: Shares
-    """Keep at least this share of channels at every site, or at some: ``{"layer4.*": 0.5}``. Default: 0."""
-    min_channels: int
-    """Keep at least this many channels at every site. Where emptying a site would cut every path to an output, one
-    channel stays in any case. Sites with a depthwise convolution between them keep this many in common. Default: 0."""
-
-
-class TargetOptions(PrunerOptions, total=False):
-    """The options of methods that rank channels: a target in place of their ratio."""
-
-    target: TargetLike | None
-    """Instead of a ratio, a budget that the cut meets: ``{"macs": 0.5}`` keeps at most half of the MACs. See
-    :class:`softprune.SoftPruner`."""
-    latency_batch: int | None
-    """Samples per call at which a latency target is measured; the example's by default."""
-    latency_table: TableLike | None
-    """For a latency target of another machine: a table of :func:`softprune.budget.latency_table`, or its file."""
-
-
-def keywords_of(pruner: type) -> tuple[str, ...]:
-    """Return the keyword arguments of a pruner class, those of its options TypedDict or of its base class included."""
-    names: list[str] = []
-    for init in (vars(cls)["__init__"] for cls in pruner.__mro__ if "__init__" in vars(cls)):
-        parameters = list(inspect.signature(init).parameters.values())[3:]  # after self, model, example
-        names += [each.name for each in parameters if each.kind is not inspect.Parameter.VAR_KEYWORD]
-        rest = [each.name for each in parameters if each.kind is inspect.Parameter.VAR_KEYWORD]
-        declared = [each for each in get_args(get_type_hints(init).get("".join(rest))) if is_typeddict(each)]
-        names += [name for each in declared for name in get_type_hints(each)]
-        if declared or not rest:
-            break
-    return tuple(dict.fromkeys(names))
-
-
-@dataclass(frozen=True)
-class SiteSummary:
-    """One masked BatchNorm."""
-
-    name: str
-    width: int
-    kept: int
-    floor: int
-    rounded: int = 0
-    """Dead kept channels: those that a multiple or a floor keeps."""
-    left: int = 0
-    """Channels in a cut network: fewer than are kept where they are not read, or a coupled site drops them."""
-
-
-@dataclass(frozen=True)
-class Summary:
-    """All sites, and what a cut would leave. Prints as a table."""
-
-    sites: tuple[SiteSummary, ...]
-    channels: int
-    dense_channels: int
-    macs: int
-    dense_macs: int
-    params: int
-    dense_params: int
-    filled: tuple[str, ...]
-    """Modules that keep one channel that is not read, because a shape needs it."""
-
-    def __str__(self) -> str:
-        name = max(4, *(len(site.name) for site in self.sites))
-        lines = [f"{'site':<{name}}  width  kept"]
-        for site in self.sites:
-            remark = "  at its floor" if 0 < site.floor == site.kept < site.width else ""
-            remark += f"  {site.rounded} dead, kept by rounding or a floor" if site.rounded else ""
-            remark += f"  {site.left} left in the cut network" if site.left < site.kept else ""
-            lines.append(f"{site.name:<{name}}  {site.width:>5}  {site.kept:>4}{remark}")
-        for label, after, before in (
-            ("channels", self.channels, self.dense_channels),
-            ("MACs", self.macs, self.dense_macs),
-            ("parameters", self.params, self.dense_params),
-        ):
-            lines.append(f"{label}: {after:,} of {before:,} ({100 * (1 - after / max(before, 1)):.1f}% cut)")
-        if self.filled:
-            lines.append(f"kept one channel that a shape needs: {', '.join(self.filled)}")
-        return "\n".join(lines)
-
-    __repr__ = __str__  # what a notebook shows
-
 
 class Pruner(HookOwner):
     """A pruning method applied to a model.
 
     The model's BatchNorms are masked in place: same parameters, same state_dict keys. Your loop, optimizer,
-    scheduler and wrappers stay as they are. :class:`PrunerOptions` has the other keywords, which all methods take.
+    scheduler and wrappers stay as they are. :class:`softprune.methods.options.PrunerOptions` has the other keywords,
+    which all methods take.
 
     Args:
         model: The network; masked in place.
@@ -400,11 +300,6 @@ class Pruner(HookOwner):
 
     def attach(self, optimizer: Optimizer) -> None:
         """Count the optimizer's steps, and run the method's work around each of them, through its hooks."""
-        if not isinstance(optimizer, Optimizer):
-            raise ConfigError(
-                f"a pruner is attached to a torch.optim.Optimizer. Got {type(optimizer).__name__}; attach the one that "
-                "steps the weights (of a wrapper, the optimizer inside)."
-            )
         self._check_in_place()
         if self._optimizer is optimizer:
             return  # a cell of a notebook that is run again
@@ -431,31 +326,14 @@ class Pruner(HookOwner):
                 len(names),
                 first_few(names),
             )
-        for hooks in (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks):
-            # Those of a pruner whose network the optimizer has left would keep that network in memory.
-            for key in [key for key, hook in hooks.items() if getattr(hook, "has_left", bool)()]:
-                del hooks[key]
         self._optimizer = optimizer
-        self._handles = [
-            optimizer.register_step_pre_hook(self._on_step(self._before_step)),
-            optimizer.register_step_post_hook(self._on_step(self._after_step)),
-        ]
+        # In a compiled step, Dynamo would trace what runs on the host, for minutes.
+        before, after = (torch.compiler.disable(hook) for hook in (self._before_step, self._after_step))
+        before.network = after.network = self.model  # softprune.remap_optimizer leaves them behind
+        self._handles = [optimizer.register_step_pre_hook(before), optimizer.register_step_post_hook(after)]
         if not self._begun:
             self._begin()
             self._begun = True
-
-    def _on_step(self, work: Callable[..., Any]) -> Callable[[Optimizer, Any, Any], Any]:
-        @torch.compiler.disable  # in a compiled step, Dynamo would trace what runs on the host, for minutes
-        def hook(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
-            return None if self._has_left() else work(optimizer, args, kwargs)
-
-        hook.has_left = self._has_left
-        return hook
-
-    def _has_left(self) -> bool:
-        """Whether the optimizer trains another network now: softprune.remap_optimizer moves it there."""
-        trained, groups = next(iter(self.norms.values())).bias, self._optimizer.param_groups if self._optimizer else []
-        return not any(each is trained for group in groups for each in group["params"])
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         """Run the work before a step or, if a closure computes the gradients, after each of its calls."""
@@ -521,37 +399,14 @@ class Pruner(HookOwner):
         check_values(network)
         if round_to is not None:
             check_round_to(round_to)
-        if not is_bool(gathers):
-            raise ConfigError(f"`gathers` must be True or False. Got {gathers!r}.")
         network, masks = self._fold_gates(network), self.masks(model)
         multiple = self.round_to if round_to is None else int(round_to)
         return make_plan(self.graph, network, masks, round_to=multiple, gathers=gathers), network, masks
 
     def summary(self) -> Summary:
         """Return width and kept channels per site, and the totals before and after. Prints as a table."""
-        plan, masks = self.plan(), self.masks()
         dead = self.site_masks.by_site(self.site_masks.dead())
-        kept = {name: int(mask.sum()) for name, mask in masks.items()}
-        return Summary(
-            sites=tuple(
-                SiteSummary(
-                    name=site.name,
-                    width=site.width,
-                    kept=kept[site.name],
-                    floor=self.floors[site.name],
-                    rounded=int((masks[site.name] & dead[site.name]).sum()),
-                    left=len(plan.modules[site.name].outputs) if site.name in plan.modules else site.width,
-                )
-                for site in self.sites
-            ),
-            channels=sum(kept.values()),
-            dense_channels=sum(site.width for site in self.sites),
-            macs=plan.macs,
-            dense_macs=plan.dense_macs,
-            params=plan.params,
-            dense_params=plan.dense_params,
-            filled=plan.kept_for_shape,
-        )
+        return summarise(self.sites, self.plan(), self.masks(), dead, self.floors)
 
     @torch.inference_mode(False)
     @without_gc()
@@ -578,6 +433,11 @@ class Pruner(HookOwner):
         plan, network, masks = self._plan_cut(model, round_to, gathers)
         compact, self.certificate = cut_and_verify(plan, network, masks, self.example)
         logger.info("%s", self.certificate)
+        self._warn_of_cut(plan, masks, dead=bool(self.site_masks.dead(network).any()))
+        return compact
+
+    def _warn_of_cut(self, plan: PrunePlan, masks: dict[str, Tensor], *, dead: bool) -> None:
+        """Say what is odd about a cut; `dead`: whether any channel is."""
         for name in sorted(self.required):
             count = int(masks[name].sum())
             if count >= NARROW * len(masks[name]):
@@ -595,13 +455,9 @@ class Pruner(HookOwner):
                 "lower the strength" if self.penalised else "prune less",
             )
         if plan.macs == plan.dense_macs and plan.params >= plan.dense_params:
-            kept = (
-                f"round_to={self.round_to}, min_channels={self.min_channels} or streams that are read whole keep them"
-            )
-            dead = bool(self.site_masks.dead(network).any())
-            why = f"channels are dead, but {kept}" if dead else "no channel is dead; train longer, or prune more"
+            kept = f"round_to={self.round_to}, min_channels={self.min_channels} or streams that are read whole"
+            why = f"channels are dead, but {kept} keep them" if dead else "no channel is dead; train longer"
             logger.warning("softprune: the compact network is as large as the dense one: %s", why)
-        return compact
 
     def _check_in_place(self) -> None:
         """Raise a ModelError unless the masked BatchNorms are still part of the model."""
@@ -719,54 +575,6 @@ def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
 # --- what is checked ------------------------------------------------------------------------------------------------
 
 
-def check_strength(strength: float | Tensor) -> None:
-    """Raise unless it is a number that a loss can be weighted with."""
-    if isinstance(strength, Tensor) and strength.numel() == 1:
-        if strength.device.type != "cpu":
-            return  # reading it would wait for the device
-        strength = strength.item()
-    if not is_number(strength) or not 0 <= strength < math.inf:
-        raise ConfigError(f"`strength` must be a finite number of at least 0. Got {strength!r}; try 1e-4.")
-
-
-def check_share(name: str, value: object) -> float:
-    """Return `value` as a share of channels, or raise."""
-    if not is_number(value) or not 0 <= value < 1:
-        raise ConfigError(f"`{name}` is a share of channels, from 0 to below 1. Got {value!r}.")
-    return float(value)
-
-
-def shares_by_site(name: str, shares: Shares, sites: Sequence[Site]) -> dict[str, float]:
-    """Return the share of every site. Of several matching globs the last one counts."""
-    names = [site.name for site in sites]
-    if not isinstance(shares, Mapping):
-        return dict.fromkeys(names, check_share(name, shares))
-    found = dict.fromkeys(names, 0.0)
-    for glob, share in shares.items():
-        matching = fnmatch.filter(names, glob) if isinstance(glob, str) else []
-        if not matching:
-            raise ConfigError(
-                f"`{name}` by site must name sites of the model. Got {glob!r}, which matches none; there are "
-                f"{few_of(str(glob), names)}."
-            )
-        found.update(dict.fromkeys(matching, check_share(name, share)))
-    return found
-
-
-def check_positive(name: str, value: object) -> float:
-    """Return `value` as a float, or raise unless it is a finite number above 0."""
-    if not is_number(value) or not 0 < value < math.inf:
-        raise ConfigError(f"`{name}` must be a number above 0. Got {value!r}.")
-    return float(value)
-
-
-def check_has_target(target: TargetLike | None, **options: object) -> None:
-    """Raise if one of `options`, which act on a target alone, is given without one."""
-    for name, value in options.items():
-        if target is None and value is not None:
-            raise ConfigError(f"`{name}` needs a `target`. Got {value!r} without one; set `target`, or leave it out.")
-
-
 def check_state(state: object, keys: set[str]) -> None:
     """Raise unless it is a pruner's state, whole."""
     if not isinstance(state, dict) or not keys <= state.keys():
@@ -774,12 +582,6 @@ def check_state(state: object, keys: set[str]) -> None:
         raise CheckpointError(
             f"a pruner's state must be what state_dict() returned. Got {got}; pass that part of the checkpoint."
         )
-
-
-def check_round_to(round_to: int) -> None:
-    """Raise unless it is a multiple of channels."""
-    if not is_integer(round_to) or round_to < 1:
-        raise ConfigError(f"round_to must be an integer of at least 1. Got {round_to!r}.")
 
 
 def check_values(model: nn.Module) -> None:
@@ -805,16 +607,14 @@ def nothing_to_prune(model: nn.Module, graph: ChannelGraph, chosen: bool) -> Mod
 
     ``chosen``: the user includes or excludes BatchNorms, which may be the reason.
     """
-    kind = type(model).__name__
     if not graph.frozen:
-        return ModelError(
-            f"softprune masks BatchNorms that an activation follows. Got a {kind} without any BatchNorm: there is "
-            "nothing to prune here. Use a variant of the network that has them."
-        )
+        return ModelError(NO_BATCHNORM)
     reasons = dict.fromkeys(f"'{item.name}': {item.reason}" for item in graph.frozen)
     remedy = "Change `include` and `exclude`" if chosen else "docs/sites.md says which BatchNorms can be masked"
     further = {} if chosen else graph.further_kinds()
     if further:
         counts = ", ".join(f'"{kind}" {count}' for kind, count in further.items())
         remedy = f"Use SoftPruner with site_kinds={tuple(further)!r}, which may mask some of them: {counts}"
-    return ModelError(f"no BatchNorm of this {kind} can be masked. {first_few([*reasons], 5)}. {remedy}.")
+    return ModelError(
+        f"no BatchNorm of this {type(model).__name__} can be masked. {first_few([*reasons], 5)}. {remedy}."
+    )

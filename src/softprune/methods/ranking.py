@@ -11,9 +11,7 @@ from softprune.errors import ConfigError, check_choice
 from softprune.graph import ChannelGraph, ExampleLike
 from softprune.graph.modules import by_filter
 from softprune.masks import StoredMasks, keep_common
-from softprune.methods.pruner import (
-    GraphReader,
-    Pruner,
+from softprune.methods.options import (
     PrunerOptions,
     Shares,
     TargetOptions,
@@ -22,6 +20,7 @@ from softprune.methods.pruner import (
     check_share,
     shares_by_site,
 )
+from softprune.methods.pruner import GraphReader, Pruner
 from softprune.rng import channel_words
 from softprune.target import TargetLike
 

@@ -15,15 +15,8 @@ from softprune.graph import ChannelGraph, ExampleLike
 from softprune.graph.sites import DEFAULT_KINDS
 from softprune.log import get_logger
 from softprune.masks import MaskConfig, SoftMasks
-from softprune.methods.pruner import (
-    GraphReader,
-    Pruner,
-    PrunerOptions,
-    check_has_target,
-    check_share,
-    check_state,
-    check_values,
-)
+from softprune.methods.options import PrunerOptions, check_has_target, check_share
+from softprune.methods.pruner import GraphReader, Pruner, check_state, check_values
 from softprune.target import TargetLike
 
 logger = get_logger(__name__)
@@ -50,7 +43,7 @@ class SoftPruner(Pruner):
         site_kinds: Kinds of sites beside BatchNorms that an activation reads: "sum" (BatchNorms that are added and then
             activated share a mask; the default), "linear" (BatchNorms without an activation), "stream" (all BatchNorms
             that write one residual stream share a mask).
-        options: Those of :class:`softprune.methods.pruner.PrunerOptions`.
+        options: Those of :class:`softprune.methods.options.PrunerOptions`.
     """
 
     name = "scp"
@@ -81,12 +74,7 @@ class SoftPruner(Pruner):
                 f"Got strength = {strength!r} and target = {target!r}; give one of them."
             )
         check_has_target(target, total_steps=total_steps, latency_batch=latency_batch, latency_table=latency_table)
-        if masks is not None and not isinstance(masks, MaskConfig):
-            raise ConfigError(
-                f"`masks` must be a MaskConfig. Got {masks!r}; pass softprune.MaskConfig(...), or None for the "
-                "authors' constants."
-            )
-        self.mask_config = masks or MaskConfig()
+        self.mask_config = MaskConfig() if masks is None else masks
         self.site_kinds = check_kinds(site_kinds)
         self._steps_until_update, self.has_target = 0, target is not None
         super().__init__(model, example, strength=1e-4 if strength is None else strength, **options)

@@ -14,7 +14,8 @@ from softprune.errors import check_choice
 from softprune.graph import ChannelGraph, ExampleLike
 from softprune.graph.channels import BinaryOp, ConstantOp, ForwardAnalysis, IntArray, LayerOp, NormOp, Use, per_group
 from softprune.methods.learned import LearnedMasks, LearnedPruner
-from softprune.methods.pruner import GraphReader, PrunerOptions
+from softprune.methods.options import PrunerOptions
+from softprune.methods.pruner import GraphReader
 
 Structure = Literal["auto", "block", "channel"]
 

@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from softprune.graph import ExampleLike
 from softprune.methods.learned import LearnedMasks, LearnedPruner
-from softprune.methods.pruner import PrunerOptions, check_positive
+from softprune.methods.options import PrunerOptions, check_positive
 from softprune.methods.ranking import filled
 from softprune.rng import Clock, uniform_noise
 

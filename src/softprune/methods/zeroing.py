@@ -9,7 +9,7 @@ from softprune.errors import CheckpointError, check_choice
 from softprune.graph import ExampleLike
 from softprune.graph.modules import by_filter
 from softprune.masks import StoredMasks
-from softprune.methods.pruner import Shares, TargetOptions
+from softprune.methods.options import Shares, TargetOptions
 from softprune.methods.ranking import FilterPruner
 
 Evaluation = Literal["strict", "authors"]

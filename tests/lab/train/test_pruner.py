@@ -9,7 +9,7 @@ from softprune.errors import ConfigError
 from softprune.lab.config.settings import MethodConfig, RunConfig
 from softprune.lab.train.method import NO_OPTIONS, check_method, options_of
 from softprune.methods import REGISTRY, RankingPruner
-from softprune.methods.pruner import keywords_of
+from softprune.methods.options import keywords_of
 
 
 @pytest.mark.parametrize("method", REGISTRY)
@@ -39,7 +39,7 @@ def test_a_pruner_of_ones_own_has_the_keywords_of_its_base() -> None:
         (MethodConfig(name="sfp", options={"ratios": 1}), "options of sfp: ratio, evaluation"),
         (MethodConfig(name="l2"), "must be one of scp"),
         (MethodConfig(name="softprune.methods:keywords_of"), "no attribute 'keywords_of'"),
-        (MethodConfig(name="softprune.methods.pruner:check_share"), "must name a subclass"),
+        (MethodConfig(name="softprune.methods.options:check_share"), "must name a subclass"),
         (MethodConfig(name="softprune.methods:RankingPruner"), "that has a `name`"),
         (MethodConfig(name="sss", target={"macs": 0.5}), "a method that can meet one"),
     ],

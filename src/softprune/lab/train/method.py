@@ -17,7 +17,7 @@ from softprune.lab.runs.networks import build_network, check_outputs, load_weigh
 from softprune.lab.train.step import Teacher, placed
 from softprune.mask_config import MaskConfig
 from softprune.methods import REGISTRY, Pruner, RankingPruner
-from softprune.methods.pruner import keywords_of
+from softprune.methods.options import keywords_of
 
 # --- the pruner ------------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,123 @@
+"""The options of pruners, and the checks of their values."""
+
+import fnmatch
+import inspect
+import math
+from collections.abc import Mapping, Sequence
+from typing import Literal, TypedDict, get_args, get_type_hints, is_typeddict
+
+from torch import Tensor
+
+from softprune.budget import TableLike
+from softprune.cut.selection import Globs
+from softprune.errors import ConfigError, few_of, is_integer, is_number
+from softprune.graph import Site
+from softprune.target import TargetLike
+
+Shares = float | Mapping[str, float]
+"""A share of channels: one for all sites, or by glob on their names (0 for sites without one)."""
+RoundTo = int | Literal["auto"]
+"""A multiple of channels, or "auto" for the one in which the device of the model is fast."""
+
+
+class PrunerOptions(TypedDict, total=False):
+    """The options of every pruning method, beside the model, the example and the method's own options."""
+
+    include: Globs
+    """Prune only these BatchNorms: names, with wildcards. Default: all that can be masked."""
+    exclude: Globs
+    """Do not prune these BatchNorms."""
+    seed: int
+    """Seed of the method's random numbers, for methods that draw any. Default: 0."""
+    round_to: RoundTo
+    """Keep a multiple of this many channels at every site. "auto" takes 32 on a GPU and 16 on a CPU, halved until
+    most sites hold it twice; ``pruner.round_to`` is the number. Default: with a target 8, if most sites have 32
+    channels, since runtimes compute other widths slowly; else 1."""
+    keep: Shares
+    """Keep at least this share of channels at every site, or at some: ``{"layer4.*": 0.5}``. Default: 0."""
+    min_channels: int
+    """Keep at least this many channels at every site. Where emptying a site would cut every path to an output, one
+    channel stays in any case. Sites with a depthwise convolution between them keep this many in common. Default: 0."""
+
+
+class TargetOptions(PrunerOptions, total=False):
+    """The options of methods that rank channels: a target in place of their ratio."""
+
+    target: TargetLike | None
+    """Instead of a ratio, a budget that the cut meets: ``{"macs": 0.5}`` keeps at most half of the MACs. See
+    :class:`softprune.SoftPruner`."""
+    latency_batch: int | None
+    """Samples per call at which a latency target is measured; the example's by default."""
+    latency_table: TableLike | None
+    """For a latency target of another machine: a table of :func:`softprune.budget.latency_table`, or its file."""
+
+
+def keywords_of(pruner: type) -> tuple[str, ...]:
+    """Return the keyword arguments of a pruner class, those of its options TypedDict or of its base class included."""
+    names: list[str] = []
+    for init in (vars(cls)["__init__"] for cls in pruner.__mro__ if "__init__" in vars(cls)):
+        parameters = list(inspect.signature(init).parameters.values())[3:]  # after self, model, example
+        names += [each.name for each in parameters if each.kind is not inspect.Parameter.VAR_KEYWORD]
+        rest = [each.name for each in parameters if each.kind is inspect.Parameter.VAR_KEYWORD]
+        declared = [each for each in get_args(get_type_hints(init).get("".join(rest))) if is_typeddict(each)]
+        names += [name for each in declared for name in get_type_hints(each)]
+        if declared or not rest:
+            break
+    return tuple(dict.fromkeys(names))
+
+
+# --- checks -----------------------------------------------------------------------------------------------------------
+
+
+def check_strength(strength: float | Tensor) -> None:
+    """Raise unless it is a number that a loss can be weighted with."""
+    if isinstance(strength, Tensor) and strength.numel() == 1:
+        if strength.device.type != "cpu":
+            return  # reading it would wait for the device
+        strength = strength.item()
+    if not is_number(strength) or not 0 <= strength < math.inf:
+        raise ConfigError(f"`strength` must be a finite number of at least 0. Got {strength!r}; try 1e-4.")
+
+
+def check_share(name: str, value: object) -> float:
+    """Return `value` as a share of channels, or raise."""
+    if not is_number(value) or not 0 <= value < 1:
+        raise ConfigError(f"`{name}` is a share of channels, from 0 to below 1. Got {value!r}.")
+    return float(value)
+
+
+def shares_by_site(name: str, shares: Shares, sites: Sequence[Site]) -> dict[str, float]:
+    """Return the share of every site. Of several matching globs the last one counts."""
+    names = [site.name for site in sites]
+    if not isinstance(shares, Mapping):
+        return dict.fromkeys(names, check_share(name, shares))
+    found = dict.fromkeys(names, 0.0)
+    for glob, share in shares.items():
+        matching = fnmatch.filter(names, glob) if isinstance(glob, str) else []
+        if not matching:
+            raise ConfigError(
+                f"`{name}` by site must name sites of the model. Got {glob!r}, which matches none; there are "
+                f"{few_of(str(glob), names)}."
+            )
+        found.update(dict.fromkeys(matching, check_share(name, share)))
+    return found
+
+
+def check_positive(name: str, value: object) -> float:
+    """Return `value` as a float, or raise unless it is a finite number above 0."""
+    if not is_number(value) or not 0 < value < math.inf:
+        raise ConfigError(f"`{name}` must be a number above 0. Got {value!r}.")
+    return float(value)
+
+
+def check_has_target(target: TargetLike | None, **options: object) -> None:
+    """Raise if one of `options`, which act on a target alone, is given without one."""
+    for name, value in options.items():
+        if target is None and value is not None:
+            raise ConfigError(f"`{name}` needs a `target`. Got {value!r} without one; set `target`, or leave it out.")
+
+
+def check_round_to(round_to: int) -> None:
+    """Raise unless it is a multiple of channels."""
+    if not is_integer(round_to) or round_to < 1:
+        raise ConfigError(f"round_to must be an integer of at least 1. Got {round_to!r}.")
