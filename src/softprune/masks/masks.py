@@ -144,7 +144,8 @@ class Masks(HookOwner):
         self._words = None
         for name in () if self._is_copy else self.shared:
             value: Tensor | None = getattr(self, name)
-            setattr(self, name, None if value is None else value.to(device))
+            if value is not None:
+                setattr(self, name, value.detach().to(device).requires_grad_(value.requires_grad))
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return what is stored of the decision, to resume from."""

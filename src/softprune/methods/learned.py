@@ -34,28 +34,21 @@ class LearnedMasks(StoredMasks):
         self.value = start.to(self.device).requires_grad_()
         self.velocity = torch.zeros_like(start, device=self.device)
 
-    def affine(self, bn: _BatchNorm, number: int) -> tuple[Tensor, Tensor]:
-        """Return scale and shift of a BatchNorm, as training draws them or, in eval mode, as they are expected."""
+    def affine(self, bn: _BatchNorm, number: int, training: bool) -> tuple[Tensor, Tensor]:
+        """Return scale and shift of a BatchNorm, as training draws them, or as evaluation expects them."""
         raise NotImplementedError
 
     def fold(self, bn: MaskedBatchNorm) -> Folded:
         keep = self.kept(bn)
-        weight, bias = (torch.where(keep, part, 0.0).to(bn.weight.dtype) for part in self.affine(bn, bn.number))
-        return Folded(weight, bias)
-
-    def to(self, device: torch.device) -> None:
-        super().to(device)
-        if not self.value.is_leaf:
-            self.value = self.value.detach().requires_grad_()
+        affine = self.affine(bn, bn.number, bn.training)
+        return Folded(*(torch.where(keep, part, 0.0).to(bn.weight.dtype) for part in affine))
 
     @torch.no_grad()
     def fold_into(self, network: nn.Module) -> nn.Module:
         """Write the scale and shift of evaluation into the BatchNorms of a plain network, in place."""
         for number, name in enumerate(self.layout.members):
             bn: Any = network.get_submodule(name)
-            training, bn.training = bn.training, False
-            weight, bias = self.affine(bn, number)
-            bn.training = training
+            weight, bias = self.affine(bn, number, training=False)
             bn.weight.copy_(weight)
             bn.bias.copy_(bias)
         return network

@@ -106,7 +106,7 @@ class FactorMasks(LearnedMasks):
         self.scaled = [not branches or name == branches[number[name]][-1] for name in names]
         self.learn(torch.ones(len(branches) or self.layout.channels))
 
-    def affine(self, bn: _BatchNorm, number: int) -> tuple[Tensor, Tensor]:
+    def affine(self, bn: _BatchNorm, number: int, training: bool) -> tuple[Tensor, Tensor]:
         if not self.scaled[number]:
             return bn.weight, bn.bias
         factors = self.value[self.places[number]].to(bn.weight.device)

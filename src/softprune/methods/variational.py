@@ -28,9 +28,9 @@ class PosteriorMasks(LearnedMasks):
     mu is the BatchNorm's own weight, the shift its bias, and the learned vector log sigma.
     """
 
-    def affine(self, bn: _BatchNorm, number: int) -> tuple[Tensor, Tensor]:
+    def affine(self, bn: _BatchNorm, number: int, training: bool) -> tuple[Tensor, Tensor]:
         scale: Tensor = bn.weight
-        if bn.training:
+        if training:
             here, device = self.columns[number], bn.weight.device
             scale = scale + self.value[here].to(device).exp() * normal_noise(self.clock, self.words[here].to(device))
         return scale, scale * bn.bias

@@ -37,7 +37,6 @@ class SfpPruner(FilterPruner):
     default_ratio = 0.4
     masked_training = False
     """Whether the masks act in training, too: for filters that cannot grow back."""
-    _zeroed_here = False
 
     def __init__(
         self,
@@ -75,13 +74,12 @@ class SfpPruner(FilterPruner):
 
     def _begin(self) -> None:
         self.zero_filters()
-        self._zeroed_here = True
 
     def end_epoch(self, epoch: int) -> None:
         self.zero_filters()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if self._zeroed_here and int(self.clock.step) == 0 and state.get("clock", {}).get("step"):
+        if self.attached and int(self.clock.step) == 0 and state.get("clock", {}).get("step"):
             raise CheckpointError(
                 f"the state of {self.name} must be loaded before the optimizer is attached, since attaching begins "
                 "training and sets filters to zero. Got a state after attach(); make the pruner, load, then attach."
