@@ -9,7 +9,7 @@ from method_networks import Chain, batch, sgd, train
 from torch import Tensor, nn
 
 from softprune.methods import FpgmPruner
-from softprune.methods.zeroing import summed_distances
+from softprune.methods.ranking import summed_distances
 
 
 def brute_force(filters: Tensor) -> list[float]:

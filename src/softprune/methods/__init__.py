@@ -5,9 +5,11 @@ Read `pruner.py` first; then `scp.py`, or `ranking.py` for methods that rank cha
 
 from softprune.methods.pruner import Pruner as Pruner
 from softprune.methods.ranking import FilterPruner as FilterPruner
+from softprune.methods.ranking import FpgmPruner as FpgmPruner
 from softprune.methods.ranking import L1Pruner as L1Pruner
 from softprune.methods.ranking import RandomPruner as RandomPruner
 from softprune.methods.ranking import RankingPruner as RankingPruner
+from softprune.methods.ranking import SfpPruner as SfpPruner
 from softprune.methods.ranking import SlimmingPruner as SlimmingPruner
 from softprune.methods.ranking import TaylorPruner as TaylorPruner
 from softprune.methods.scp import SoftPruner as SoftPruner
@@ -17,8 +19,6 @@ from softprune.methods.sss import SssPruner as SssPruner
 from softprune.methods.summary import SiteSummary as SiteSummary
 from softprune.methods.summary import Summary as Summary
 from softprune.methods.variational import VariationalPruner as VariationalPruner
-from softprune.methods.zeroing import FpgmPruner as FpgmPruner
-from softprune.methods.zeroing import SfpPruner as SfpPruner
 
 REGISTRY: dict[str, type[Pruner]] = {
     pruner.name: pruner

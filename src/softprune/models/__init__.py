@@ -1,7 +1,6 @@
 """The networks of the SCP paper and of the methods it compares with, and a small default.
 
-Each is a function ``NAME(num_classes=...)`` that returns an ordinary ``nn.Module``. The networks contain no pruning
-code.
+Each is built by ``NAME(num_classes=...)``, an ordinary ``nn.Module``. The networks contain no pruning code.
 """
 
 from collections.abc import Callable
@@ -66,7 +65,7 @@ REGISTRY: dict[str, ModelEntry] = {
     "resnet50": ModelEntry(resnet50, 224, "ResNet-50 (v1.5), for ImageNet"),
     "resnet50_64": ModelEntry(resnet50_64, 64, "ResNet-50 (v1.5) with a 3x3 stem, for Tiny-ImageNet"),
 }
-"""Every network by the name of its function."""
+"""Every network by its name."""
 
 
 def build(name: str, num_classes: int) -> nn.Module:

@@ -1,5 +1,7 @@
 """DenseNet for CIFAR without bottlenecks or compression: DenseNet-40, growth 12."""
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -32,7 +34,11 @@ class Transition(nn.Module):
 
 
 class DenseNet(nn.Module):
-    """3x3 stem, three blocks of `DenseLayer` joined by a `Transition`, BatchNorm-ReLU, pool, linear."""
+    """3x3 stem, three blocks of `DenseLayer` joined by a `Transition`, BatchNorm-ReLU, pool, linear.
+
+    `stem_channels` is 24 in the released codes of SCP and of Network Slimming; the counts in the Slimming paper are
+    those of a stem of 16.
+    """
 
     def __init__(
         self, layers_per_block: int, growth: int = 12, num_classes: int = 10, *, stem_channels: int = 24
@@ -63,10 +69,4 @@ class DenseNet(nn.Module):
         return self.classifier(x)
 
 
-def densenet40(num_classes: int = 10, *, stem_channels: int = 24) -> DenseNet:
-    """DenseNet-40 for CIFAR, growth 12.
-
-    `stem_channels` is 24 in the released codes of SCP and of Network Slimming; the counts in the Slimming
-    paper are those of a stem of 16.
-    """
-    return DenseNet(12, 12, num_classes, stem_channels=stem_channels)
+densenet40 = partial(DenseNet, 12, 12)

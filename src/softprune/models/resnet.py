@@ -6,6 +6,7 @@ of torchvision's parameters, so that weights published for its ResNets load into
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -154,34 +155,12 @@ class OptionAResNet(nn.Module):
         return self.classifier(x)
 
 
-def resnet20(num_classes: int = 10) -> PreActResNet:
-    """Pre-activation ResNet-20 for CIFAR."""
-    return PreActResNet(3, num_classes)
-
-
-def resnet56(num_classes: int = 10) -> PreActResNet:
-    """Pre-activation ResNet-56 for CIFAR, the paper's."""
-    return PreActResNet(9, num_classes)
-
-
-def resnet110(num_classes: int = 10) -> PreActResNet:
-    """Pre-activation ResNet-110 for CIFAR."""
-    return PreActResNet(18, num_classes)
-
-
-def resnet164(num_classes: int = 10) -> BottleneckResNet:
-    """Pre-activation bottleneck ResNet-164 for CIFAR."""
-    return BottleneckResNet(18, num_classes)
-
-
-def resnet56_a(num_classes: int = 10) -> OptionAResNet:
-    """Post-activation ResNet-56 for CIFAR with option-A shortcuts."""
-    return OptionAResNet(9, num_classes)
-
-
-def resnet110_a(num_classes: int = 10) -> OptionAResNet:
-    """Post-activation ResNet-110 for CIFAR with option-A shortcuts."""
-    return OptionAResNet(18, num_classes)
+resnet20 = partial(PreActResNet, 3)
+resnet56 = partial(PreActResNet, 9)
+resnet110 = partial(PreActResNet, 18)
+resnet164 = partial(BottleneckResNet, 18)
+resnet56_a = partial(OptionAResNet, 9)
+resnet110_a = partial(OptionAResNet, 18)
 
 
 def _projection(in_channels: int, out_channels: int, stride: int) -> nn.Sequential | None:
@@ -269,16 +248,6 @@ class ResNet(nn.Module):
         return self.fc(x)
 
 
-def resnet18(num_classes: int = 1000) -> ResNet:
-    """ResNet-18 for ImageNet."""
-    return ResNet(BasicBlock, (2, 2, 2, 2), num_classes)
-
-
-def resnet50(num_classes: int = 1000) -> ResNet:
-    """ResNet-50 for ImageNet."""
-    return ResNet(Bottleneck, (3, 4, 6, 3), num_classes)
-
-
-def resnet50_64(num_classes: int = 100) -> ResNet:
-    """ResNet-50 with a stem for 64 x 64 images, such as Tiny-ImageNet's."""
-    return ResNet(Bottleneck, (3, 4, 6, 3), num_classes, small_images=True)
+resnet18 = partial(ResNet, BasicBlock, (2, 2, 2, 2))
+resnet50 = partial(ResNet, Bottleneck, (3, 4, 6, 3))
+resnet50_64 = partial(resnet50, num_classes=100, small_images=True)

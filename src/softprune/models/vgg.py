@@ -1,6 +1,7 @@
 """VGG with BatchNorm for small images: 3x3 convolutions, max-pools, one linear layer."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -50,16 +51,6 @@ class VGG(nn.Module):
         return self.classifier(x)
 
 
-def vgg16(num_classes: int = 10) -> VGG:
-    """VGG-16 for CIFAR: 13 convolutions."""
-    return VGG([[64] * 2, [128] * 2, [256] * 3, [512] * 3, [512] * 3], num_classes)
-
-
-def vgg19(num_classes: int = 10) -> VGG:
-    """VGG-19 for CIFAR: 16 convolutions."""
-    return VGG([[64] * 2, [128] * 2, [256] * 4, [512] * 4, [512] * 4], num_classes)
-
-
-def digits_net(num_classes: int = 10) -> VGG:
-    """Six convolutions for the embedded digits (1 x 8 x 8); trains in seconds on a CPU."""
-    return VGG([[32] * 2, [64] * 2, [128] * 2], num_classes, in_channels=1)
+vgg16 = partial(VGG, [[64] * 2, [128] * 2, [256] * 3, [512] * 3, [512] * 3])
+vgg19 = partial(VGG, [[64] * 2, [128] * 2, [256] * 4, [512] * 4, [512] * 4])
+digits_net = partial(VGG, [[32] * 2, [64] * 2, [128] * 2], in_channels=1)
