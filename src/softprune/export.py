@@ -17,17 +17,16 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 
 from softprune.cut.apply import HISTORY, duplicated
-from softprune.cut.verify import Comparison, compare, noise, outputs_of, shapes_of
+from softprune.cut.verify import Comparison, changed_and_verified, compare, noise, outputs_of, shapes_of
 from softprune.devices import WIDTH_MULTIPLE, disliked_widths
 from softprune.errors import ConfigError, ModelError, SoftpruneError, VerificationError, first_line, import_optional
 from softprune.graph import Example, ExampleLike
 from softprune.graph.builder import operator_name
 from softprune.graph.modules import by_filter, is_known_batch_norm, is_timm_batch_norm
-from softprune.graph.reader import first_floating, read_passes
+from softprune.graph.reader import read_passes
 from softprune.io import write_atomically
 from softprune.log import get_logger
 from softprune.masks import check_unmasked
-from softprune.module_state import state_kept
 
 __all__ = ["ExportReport", "fold_batch_norms", "to_onnx"]
 
@@ -84,7 +83,8 @@ def to_onnx(
         raise ConfigError(f"The file name must end in .onnx. Got {str(path)!r}. Rename it.")
     _, _, package = (import_optional(name, "ONNX", _PACKAGES) for name in _PACKAGES.split())
     runtime = f"onnxruntime {package.__version__}"
-    network = _prepared(model, torch.device("cpu"))
+    check_unmasked(model, "an export")
+    network = duplicated(model).cpu().eval()
     given = Example.of(example).to_model(network)
     batch = given.batch_size()
     if dynamic_batch and batch is None:
@@ -108,7 +108,7 @@ def to_onnx(
     def run(attempt: Example) -> list[Tensor]:
         return [torch.from_numpy(output) for output in call_for(attempt)()]
 
-    found = _compare_outputs(network, run, attempts, what="An ONNX file")
+    found = _compare_outputs(network, run, attempts)
     _warn_of_widths(network, runtime)
     write_atomically(target, content, then="export again")
     norms = [sum(isinstance(module, _BatchNorm) for module in each.modules()) for each in (network, small)]
@@ -175,12 +175,6 @@ def _warn_of_widths(model: nn.Module, runtime: str) -> None:
         )
 
 
-def _prepared(model: nn.Module, device: torch.device) -> nn.Module:
-    """Return a copy of `model` in eval mode on `device`. Raise if it has masks."""
-    check_unmasked(model, "an export")
-    return duplicated(model).to(device).eval()
-
-
 def _dynamic_shapes(model: nn.Module, example: Example) -> dict[str, Any]:
     """Return the free dimensions for an exporter by parameter name of forward(): the batch."""
     batch = torch.export.Dim("batch", min=1)
@@ -200,7 +194,7 @@ def _export_error(model: nn.Module, error: BaseException) -> ModelError:
 
 
 def _compare_outputs(
-    model: nn.Module, run: Callable[[Example], Sequence[Tensor]], attempts: Sequence[Example], *, what: str
+    model: nn.Module, run: Callable[[Example], Sequence[Tensor]], attempts: Sequence[Example]
 ) -> Comparison:
     """Run both on every input. Raise a VerificationError where they differ by more than TOLERANCES."""
     worst, scale = 0.0, 0.0
@@ -214,8 +208,8 @@ def _compare_outputs(
         limit = max((TOLERANCES.get(output.dtype, 0.0) for output in expected), default=0.0)
         if not difference <= limit * max(size, 1e-30):
             raise VerificationError(
-                f"{what} must compute what the network computes, within {limit:g} of its output. Got a difference of "
-                f"{difference:.3g} at output scale {size:.3g} on input {shape}. Nothing was written."
+                f"An ONNX file must compute what the network computes, within {limit:g} of its output. Got a "
+                f"difference of {difference:.3g} at output scale {size:.3g} on input {shape}. Nothing was written."
             )
         if difference * scale >= worst * size:
             worst, scale = difference, size
@@ -234,45 +228,29 @@ def fold_batch_norms(model: nn.Module, example: ExampleLike) -> nn.Module:
     their own. It is replaced by nn.Identity; BatchNorms of timm keep their activation. Others stay, such as those that
     read a shared stream in a DenseNet.
 
-    The result is verified against `model` in float64, or in its own precision if it runs in no other. It is no longer
-    the network that its plan describes: save the compact network with `softprune.save` and fold for the export.
+    The result is verified against `model` as a cut is, in float64 and in its own precision. It is no longer the network
+    that its plan describes: save the compact network with `softprune.save` and fold for the export.
 
     `model` has no masks, such as a compact network; `example` is an input: a tensor, a tuple of arguments, or
     (args, kwargs).
     """
-    like = first_floating(model)
-    device = torch.device("cpu") if like is None else like.device
-    folded = _prepared(model, device)
-    given = Example.of(example).to_model(folded)
-    pairs = _pairs(folded, read_passes(folded, given)[0].nodes)
+    check_unmasked(model, "an export")
+    pairs = _pairs(model, read_passes(model, example)[0].nodes)
+
+    def fold_(network: nn.Module) -> None:
+        for layer, norm in pairs:
+            _fold(network, layer, norm)
+
     try:
-        _check_folding(model, device, pairs, given)
+        folded, _ = changed_and_verified(model, fold_, example, {})
     except VerificationError:
         # A custom layer class may ignore its bias, for example. Such layers keep their BatchNorms.
-        pairs = [pair for pair in pairs if type(folded.get_submodule(pair[0])).__module__.startswith("torch.nn.")]
-        _check_folding(model, device, pairs, given)
-    for layer, norm in pairs:
-        _fold(folded, layer, norm)
+        pairs = [pair for pair in pairs if type(model.get_submodule(pair[0])).__module__.startswith("torch.nn.")]
+        folded, _ = changed_and_verified(model, fold_, example, {})
     if hasattr(folded, HISTORY):
         delattr(folded, HISTORY)
     logger.debug("folded %d BatchNorms into the layer before them", len(pairs))
-    return folded
-
-
-def _check_folding(model: nn.Module, device: torch.device, pairs: list[tuple[str, str]], given: Example) -> None:
-    """Raise unless the folded network agrees in float64, where only rounding may differ."""
-    reference = _prepared(model, device).double()
-    try:
-        with state_kept(reference):
-            outputs_of(reference, given.to_model(reference))
-    except Exception as error:
-        logger.info("the network does not run in float64 (%s); verifying it in its own precision", first_line(error))
-        reference = _prepared(model, device)
-    candidate = _prepared(reference, device)
-    for layer, norm in pairs:
-        _fold(candidate, layer, norm)
-    attempt = given.to_model(reference)
-    _compare_outputs(reference, lambda inputs: outputs_of(candidate, inputs), [attempt], what="A folded network")
+    return folded.eval()
 
 
 def _pairs(model: nn.Module, nodes: list[Node]) -> list[tuple[str, str]]:

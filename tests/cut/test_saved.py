@@ -19,7 +19,7 @@ import torch
 from comparing import assert_exact, masked, random_masks, relative_difference
 from saved_files import rewrite
 from topologies import TOPOLOGIES, Chain, masks_of, randomise_
-from torch import Tensor, nn
+from torch import nn
 
 import softprune as sp
 from softprune import models
@@ -99,10 +99,6 @@ def _document(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], ob
     return lambda file: rewrite(file, change)
 
 
-def _tensors(change: Callable[[dict[str, Tensor]], object]) -> Callable[[Path], object]:
-    return lambda file: rewrite(file, tensors=change)
-
-
 def _plan(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], object]:
     """Change a plan and sign it anew."""
 
@@ -140,11 +136,6 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "text": (lambda file: file.write_bytes((2).to_bytes(8, "little") + b"[]"), "holds plain weights"),
     "nothing": (Path.unlink, "No such file"),
     "a pipe": (_fifo, "not a regular file"),
-    "a missing tensor": (_tensors(lambda tensors: tensors.pop("fc.bias")), r"'fc\.bias' should be \(5,\); got absent"),
-    "integers": (
-        _tensors(lambda tensors: tensors.update({"fc.bias": tensors["fc.bias"].int()})),
-        r"'fc\.bias' is torch\.float32; got torch\.int32",
-    ),
 }
 
 

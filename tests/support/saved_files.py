@@ -16,13 +16,8 @@ def document_of(file: Path) -> dict[str, Any]:
         return json.loads(stored.metadata()[DOCUMENT])
 
 
-def rewrite(
-    file: Path,
-    edit: Callable[[dict[str, Any]], None] = lambda document: None,
-    tensors: Callable[[dict[str, Any]], None] = lambda tensors: None,
-) -> None:
-    """Change the document or the tensors of a saved network, and sign it again."""
+def rewrite(file: Path, edit: Callable[[dict[str, Any]], None]) -> None:
+    """Change the document of a saved network, and sign it again."""
     document, weights = document_of(file), safetensors.torch.load_file(file)
     edit(document)
-    tensors(weights)
     file.write_bytes(signed(weights, document))

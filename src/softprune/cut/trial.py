@@ -8,7 +8,7 @@ at its floor, and compared with the masked copy: before a GPU-hour is spent, not
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -20,9 +20,9 @@ from softprune.cut.analyses import floor_masks, required_sites
 from softprune.cut.apply import cut_, plain_copy
 from softprune.cut.plan import make_plan
 from softprune.cut.verify import (
-    are_finite,
     by_sample,
     compare,
+    first_taken,
     masks_on,
     noise,
     one_thread,
@@ -34,7 +34,7 @@ from softprune.errors import ModelError, few_of, first_line
 from softprune.graph import ChannelGraph, Example
 from softprune.graph.channels import UnprovenSize
 from softprune.log import get_logger
-from softprune.masks import mask_sites_
+from softprune.masks import mask_sites_, unmask_model_
 from softprune.module_state import attributes_kept
 
 logger = get_logger(__name__)
@@ -122,15 +122,10 @@ class _Trial:
         self._copy = plain_copy(model).eval()
         _perturb_(self._copy, generator)
         masks = graph.member_masks(masks)
-        outputs, foreign = self._accepted(graph.example, masks, model)
-        if foreign:
-            raise ModelError(
-                "a copy of a network must compute with its own parameters. A copy of this "
-                f"{type(model).__name__} reads {few_of('', foreign)} of the original: its forward() calls a function "
-                "that keeps the original's modules, such as `model.forward = lambda x: ...` or a lambda stored on a "
-                "module. Write it as a method of a module instead."
-            )
-        self._check_equal(outputs, masks)
+        self._copy, self._input, outputs = first_taken(self._attempts(graph.example, masks))
+        self._check_equal(outputs, masks, model)
+        unmask_model_(self._copy)
+        self._tolerance = TOLERANCES[next(p.dtype for p in self._copy.parameters() if p.is_floating_point())]
         self._training = self._training_shapes()
 
     def failure(self, graph: ChannelGraph) -> str | None:
@@ -160,45 +155,37 @@ class _Trial:
         difference, scale = compare(by_sample(expected, self._input), by_sample(got, self._input))
         return None if difference <= self._tolerance * scale else _described(difference, scale)
 
-    def _accepted(self, given: Example, masks: dict[str, Tensor], model: nn.Module) -> tuple[list[Tensor], list[str]]:
-        """Choose float64, or another dtype where forward() takes it only, and a small random input or the example.
-
-        Return the outputs with `masks`, and the names of the parameters of `model` that were read.
-        """
-        own, failures = self._copy, []
+    def _attempts(self, given: Example, masks: dict[str, Tensor]) -> Iterator[tuple[nn.Module, Example]]:
+        """Yield masked copies in float64, or another dtype where forward() takes it only, and inputs for them."""
+        own = self._copy
         for self._convert_ in (nn.Module.double, nn.Module.float):
-            self._copy = self._convert_(plain_copy(own))
-            example = given.to_model(self._copy)
-            quick = noise(example if example.batch_size() is None else example.with_batch(2), 0, smallest)
-            for self._input in (quick, example):
-                try:
-                    with masks_on(self._copy, masks):
-                        outputs, foreign = outputs_and_foreign(self._copy, self._input, model)
-                    dtype = next(p.dtype for p in self._copy.parameters() if p.is_floating_point())
-                    self._tolerance = TOLERANCES[dtype]
-                    if not are_finite(outputs):
-                        raise ModelError("all outputs are infinite or NaN")
-                    return outputs, foreign
-                except Exception as error:
-                    failures.append(error)
-        raise ModelError(
-            f"the model must accept `example`. Got {type(failures[-1]).__name__} from {type(model).__name__} in eval "
-            f"mode: {failures[-1]}. Pass an example that model(example) accepts."
-        ) from failures[-1]
+            copy = self._convert_(plain_copy(own))
+            mask_sites_(copy, masks)
+            example = given.to_model(copy)
+            yield copy, noise(example if example.batch_size() is None else example.with_batch(2), 0, smallest)
+            yield copy, example
 
-    def _check_equal(self, outputs: list[Tensor], masks: dict[str, Tensor]) -> None:
-        """Raise unless a copy of the copy gives the same `outputs`."""
+    def _check_equal(self, outputs: list[Tensor], masks: dict[str, Tensor], model: nn.Module) -> None:
+        """Raise unless a copy of the masked copy gives the same `outputs`, and without the parameters of `model`."""
         name, twin = type(self._copy).__name__, self._convert_(plain_copy(self._copy, share=True))
+        foreign: list[str] = []
         mask_sites_(twin, masks)
         try:
-            difference, scale = compare(outputs, outputs_of(twin, self._input))
+            others, foreign = outputs_and_foreign(twin, self._input, model)
+            difference, scale = compare(outputs, others)
             shown = _described(difference, scale)
         except Exception as error:
             difference, scale, shown = math.inf, 1.0, f"{type(error).__name__}: {first_line(error)}"
+        if foreign:
+            raise ModelError(
+                f"a copy of a network must compute with its own parameters. A copy of this {name} reads "
+                f"{few_of('', foreign)} of the original: its forward() calls a function that keeps the original's "
+                "modules, such as `model.forward = lambda x: ...` or a lambda stored on a module. Write it as a method "
+                "of a module instead."
+            )
         if difference <= NONDETERMINISTIC.get(outputs[0].device.type, 1e-5) * scale:
             return
-        with masks_on(self._copy, masks):
-            again, scale = compare(outputs, outputs_of(self._copy, self._input))
+        again, scale = compare(outputs, outputs_of(self._copy, self._input))
         # Randomness differs by about as much from call to call; rounding differs by far less than two networks.
         if again > 1e-2 * difference:
             raise ModelError(

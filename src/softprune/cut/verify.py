@@ -3,7 +3,7 @@
 import gc
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -134,6 +134,26 @@ def outputs_of(model: nn.Module, example: Example) -> list[Tensor]:
 def are_finite(outputs: Iterable[Tensor]) -> bool:
     """Return whether there is a finite number among the outputs: without one, a comparison proves nothing."""
     return any(bool(output.isfinite().any()) for output in outputs)
+
+
+def first_taken(attempts: Iterable[tuple[nn.Module, Example]]) -> tuple[nn.Module, Example, list[Tensor]]:
+    """Return the first network and input that go together, with the outputs, which are not all infinite or NaN."""
+    for model, example in attempts:
+        try:
+            outputs = outputs_of(model, example.to_model(model))
+        except Exception as error:  # it does not take this size, or this precision
+            failure = f"{type(error).__name__} from a {type(model).__name__}: {error}"
+            continue
+        if are_finite(outputs):
+            return model, example, outputs
+        failure = (
+            f"only infinity and NaN from a {type(model).__name__}; look at its BatchNorm statistics (a negative "
+            "running variance?) and at its weights"
+        )
+    raise ModelError(
+        f"a network must run on its example in eval mode, and give finite outputs. Got {failure}. Pass an example that "
+        "model.eval()(example) accepts."
+    )
 
 
 def by_sample(outputs: Sequence[Tensor], example: Example) -> list[Tensor]:
@@ -283,26 +303,38 @@ def verify(
     return proof.compare_rounded(duplicated(compact, share=True), found)
 
 
-@one_thread()
 def cut_and_verify(
     plan: PrunePlan, network: nn.Module, masks: Mapping[str, Tensor], example: ExampleLike
 ) -> tuple[nn.Module, Certificate]:
-    """Return `network` cut by `plan`, with the certificate that it equals `network` with hard `masks`.
+    """Return `network` cut by `plan`, with the certificate that it equals `network` with hard `masks`."""
+    plan.check_fits(network)
 
-    One copy is cut in float64, where constants fold without rounding, and compared; that copy is converted to the
+    def change_(compact: nn.Module) -> None:
+        plan.check_fits(compact)  # a __deepcopy__ of the network's own may have built another network
+        cut_(plan, compact)
+
+    # A site's mask holds for all of its BatchNorms.
+    return changed_and_verified(network, change_, example, {**plan.masks(), **masks})
+
+
+@one_thread()
+def changed_and_verified(
+    network: nn.Module, change_: Callable[[nn.Module], None], example: ExampleLike, masks: Mapping[str, Tensor]
+) -> tuple[nn.Module, Certificate]:
+    """Return a copy of `network` that `change_` changed, with the certificate that it equals `network` with `masks`.
+
+    One copy is changed in float64, where constants fold without rounding, and compared; that copy is converted to the
     network's own dtypes, compared again and returned.
     """
-    plan.check_fits(network)
     own, reference = plain_copy(network, share=True), plain_copy(network)
     for copy in (own, reference):
-        mask_sites_(copy, {**plan.masks(), **masks})  # a site's mask holds for all of its BatchNorms
+        mask_sites_(copy, masks)
     proof = _Proof(own, reference, example, TOLERANCE, 0)
-    compact = proof.widened(plain_copy(network))
-    plan.check_fits(compact)  # a __deepcopy__ of the network's own may have built another network
-    cut_(plan, compact)
-    found = proof.compare(compact, (network,))
-    _narrow_(compact, network)
-    return compact, proof.compare_rounded(compact, found)
+    changed = proof.widened(plain_copy(network))
+    change_(changed)
+    found = proof.compare(changed, (network,))
+    _narrow_(changed, network)
+    return changed, proof.compare_rounded(changed, found)
 
 
 def verify_plan(plan: PrunePlan, network: nn.Module, masks: Mapping[str, Tensor], example: ExampleLike) -> Certificate:
@@ -342,39 +374,6 @@ def _narrow_(compact: nn.Module, network: nn.Module) -> None:
                 module._buffers[name] = own(path, name, buffer)
 
 
-def _outputs(reference: nn.Module, given: Example, seed: int) -> list[tuple[Example, list[Tensor]]]:
-    """Return the example and the first random input that the masked network takes, with its outputs."""
-    # More than two samples take time and show nothing new, but some networks take one batch size only.
-    found = _first_taken(reference, (given.first(2), given))
-    if isinstance(found, VerificationError):
-        raise found
-    if isinstance(found, Exception):
-        raise ModelError(
-            f"a network must run on its example for a cut to be verified. Got {type(found).__name__}: {found}. "
-            "Pass an example that model.eval()(example) accepts."
-        ) from found
-    random = _first_taken(reference, random_inputs(found[0], seed))
-    return [found] if isinstance(random, Exception) else [found, random]
-
-
-def _first_taken(model: nn.Module, attempts: Iterable[Example]) -> tuple[Example, list[Tensor]] | Exception:
-    """Return the first input that `model` takes, with its outputs, or why it takes none."""
-    failure: Exception = ModelError("no input")
-    for attempt in attempts:
-        try:
-            outputs = outputs_of(model, attempt.to_model(model))
-        except Exception as error:
-            failure = error  # it does not take this size
-            continue
-        if are_finite(outputs):
-            return attempt, outputs
-        failure = VerificationError(
-            "a network must give finite outputs for a cut to be verified. Got only infinity and NaN on input "
-            f"{shapes_of(attempt)}. Look at its BatchNorm statistics (a negative running variance?) and at its weights."
-        )
-    return failure
-
-
 class _Proof:
     """What a masked network gives in float64, or in its own dtype where it runs in no other.
 
@@ -387,16 +386,17 @@ class _Proof:
     """
 
     def __init__(self, own: nn.Module, reference: nn.Module, example: ExampleLike, tolerance: float, seed: int) -> None:
-        self._own, self._tolerance, self._wide = own.eval(), tolerance, True
+        self._own = own.eval()
         # Inputs that the own precision holds without rounding.
         given = Example.of(example).to_model(own)
-        try:
-            self._expected = _outputs(reference.double().eval(), given, seed)
-        except ModelError:
-            if next((p.dtype for p in own.parameters()), None) is torch.float64:
-                raise
-            self._wide, self._tolerance = False, max(tolerance, OWN_TOLERANCE)
-            self._expected = _outputs(own, given, seed)
+        # More than two samples take time and show nothing new, but some networks take one batch size only.
+        networks, inputs = (reference.double().eval(), self._own), (given.first(2), given)
+        network, taken, outputs = first_taken((each, attempt) for each in networks for attempt in inputs)
+        self._expected = [(taken, outputs)]
+        with suppress(ModelError):  # it takes no other input
+            self._expected.append(first_taken((network, drawn) for drawn in random_inputs(taken, seed))[1:])
+        self._wide = network is reference
+        self._tolerance = tolerance if self._wide else max(tolerance, OWN_TOLERANCE)
 
     def widened(self, copy: nn.Module) -> nn.Module:
         """Convert a copy of the network to the precision in which it is compared, and return it."""
