@@ -7,7 +7,6 @@ not fit the installed torch, ultralytics' own function for non-maximum suppressi
 """
 
 import contextlib
-import fcntl
 import json
 import os
 import platform
@@ -66,13 +65,9 @@ def write(row: dict[str, Any], accuracy: dict[str, Any]) -> None:
     """Put a row into the record, in the place of one of the same network."""
     row["map50"] = {name: round(float(box.map50), 4) for name, box in accuracy.items()}
     row["map50_95"] = {name: round(float(box.map), 4) for name, box in accuracy.items()}
-    with open(RECORD, "a+") as file:  # other networks may be measured at the same time
-        fcntl.flock(file, fcntl.LOCK_EX)
-        file.seek(0)
-        rows = {each["network"]: each for each in json.loads(file.read() or '{"rows": []}')["rows"]}
-        rows[row["network"]] = row
-        file.truncate(0)
-        file.write(json.dumps({"rows": [rows[name] for name in sorted(rows)]}, indent=1) + "\n")
+    rows = {each["network"]: each for each in json.loads(RECORD.read_text())["rows"]} if RECORD.exists() else {}
+    rows = sorted((rows | {row["network"]: row}).items())
+    RECORD.write_text(json.dumps({"rows": [each for _, each in rows]}, indent=1) + "\n")
 
 
 def main() -> None:
