@@ -8,9 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from softprune.errors import ModelError
 from softprune.graph import Site
-from softprune.masks import MaskConfig, SoftMasks, StoredMasks, is_masked, mask_sites_
+from softprune.masks import MaskConfig, SoftMasks, StoredMasks, is_masked
 from softprune.masks.batchnorm import unmask_
 from softprune.rng import Clock
 
@@ -298,13 +297,6 @@ def test_timm_layers_keep_their_activation(training):
     torch.testing.assert_close(bn(x), F.silu(F.hardtanh(inner(x))))
     torch.testing.assert_close(copy.deepcopy(bn)(x), bn(x))
     assert type(unmask_(bn)) is layers.BatchNormAct2d
-
-
-def test_a_mask_of_another_width_is_refused():
-    bn = make_bn()
-    with pytest.raises(ModelError, match="A mask must"):
-        mask_sites_(bn, {"": torch.ones(4, dtype=torch.bool)})
-    assert not is_masked(bn)
 
 
 @pytest.mark.parametrize("gate_statistics", ["both", "mean"])

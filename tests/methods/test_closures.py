@@ -1,7 +1,5 @@
 """Optimizers that are stepped with a closure, as Lightning does, and steps that raise."""
 
-from typing import Any
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -46,13 +44,3 @@ def test_the_losses_of_a_closure_are_of_one_step() -> None:
     optimizer.step(closure)
     assert len(losses) > 3
     assert int(pruner.clock.step) == 1
-
-
-class _Asking(torch.optim.SGD):
-    """Passes an argument to the closure."""
-
-    def step(self, closure: Any = None) -> Any:
-        with torch.enable_grad():
-            loss = closure(1, ascend=False)
-        super().step()
-        return loss

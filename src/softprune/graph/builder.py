@@ -163,8 +163,6 @@ class GraphBuilder:
     sliced: set[Node] = field(default_factory=set)
     """Tensors whose slices are bound already."""
     constant_outputs: dict[str, IntArray] = field(default_factory=dict)
-    slopes: list[tuple[str, IntArray]] = field(default_factory=list)
-    """Parameters that are slopes of a PReLU, with the channels that it reads."""
     norm_nodes: dict[str, list[Node]] = field(default_factory=dict)
     shared_norms: set[str] = field(default_factory=set)
     """BatchNorms whose parameters another module has as well."""

@@ -336,8 +336,6 @@ class Site:
     kind: str = "activated"
     entering: Entering = ()
     """BatchNorms of narrower streams that are added to this one between zero channels. They have masks of their own."""
-    slopes: tuple[str, ...] = ()
-    """Parameters that are slopes of the activation (PReLU)."""
 
     @property
     def members(self) -> tuple[str, ...]:

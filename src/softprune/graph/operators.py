@@ -262,8 +262,6 @@ def prelu(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
         builder.table.union(slope.atoms.ravel(), inputs)
     else:
         builder.table.pin(slope.atoms, f"one of them is the slope of all channels in {builder.place(node)}")
-    name = node.args[1].meta.get("tensor")  # type: ignore[union-attr]
-    builder.slopes += [] if name is None else [(name, value.atoms)]
     return builder.channelwise(node, value, None, activation="prelu")
 
 

@@ -75,7 +75,7 @@ def find_sites(builder: GraphBuilder) -> tuple[tuple[Site, ...], tuple[Frozen, .
         uncuttable = None if unusable else builder.table.pinned_because(builder.norms[name].outputs)
         activation, reason = (None, unusable) if unusable else _activation_after_each(builder.norm_nodes[name])
         if activation is not None and uncuttable is None:
-            sites.append(Site(name, width, activation, slopes=_slopes(builder, activation, [name])))
+            sites.append(Site(name, width, activation))
         else:
             maskable = unusable is None and uncuttable is None
             frozen.append(Frozen(name, width, reason or f"its channels cannot be cut: {uncuttable}", maskable))
@@ -86,15 +86,6 @@ def _named_batch_norm(module: nn.Module) -> bool:
     """Return whether an unknown class calls itself BatchNorm and has tensors, which a module around one has not."""
     own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
     return "BatchNorm" in type(module).__name__ and (bool(own) or next(module.children(), None) is None)
-
-
-def _slopes(builder: GraphBuilder, activation: str, names: Sequence[str]) -> tuple[str, ...]:
-    """Return the learned slopes of an activation on channels of these BatchNorms, or on channels tied to them."""
-    if activation != "prelu":
-        return ()
-    find = builder.table.find
-    own = find(np.concatenate([builder.norms[name].outputs for name in names]))
-    return tuple(dict.fromkeys(slope for slope, read in builder.slopes if np.isin(find(read), own).any()))
 
 
 def _unusable_because(builder: GraphBuilder, name: str, module: nn.Module, known: bool) -> str | None:
@@ -217,8 +208,7 @@ def find_groups(builder: GraphBuilder, sites: Sequence[Site], frozen: Sequence[F
 
     def site(kind: str, points: Sequence[Point], activation: str, entering: Entering = ()) -> Site:
         named = _named(points, names)
-        slopes = _slopes(builder, activation, [name for point in named for name in point])
-        return Site(named[0][0], widths[named[0][0]], activation, named, kind, entering, slopes)
+        return Site(named[0][0], widths[named[0][0]], activation, named, kind, entering)
 
     groups = [
         site("sum", [point], activations.pop()) for point, activations in sums.pure_points().items() if len(point) > 1

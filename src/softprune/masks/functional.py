@@ -25,27 +25,21 @@ _FARTHEST = 40.0
 _FAR = 700.0
 
 
-def dead_probability(
-    beta: Tensor, gamma: Tensor, config: MaskConfig, activation: str = "relu", slope: Tensor | None = None
-) -> Tensor:
+def dead_probability(beta: Tensor, gamma: Tensor, config: MaskConfig, activation: str = "relu") -> Tensor:
     """Phi(delta; beta, gamma), equation 4: how likely the channel is (nearly) zero after its activation.
 
     For ReLU the Gaussian's CDF at delta. For other activations P(|act(x)| <= delta), and "without ReLU"
-    P(-delta <= x <= delta); :func:`dead_edges` says where the edges lie. `slope` is a learned one of the activation.
+    P(-delta <= x <= delta); :func:`dead_edges` says where the edges lie.
     """
-    return 1.0 - alive_probability(beta, gamma, config, activation, slope)
+    return 1.0 - alive_probability(beta, gamma, config, activation)
 
 
-def alive_probability(
-    beta: Tensor, gamma: Tensor, config: MaskConfig, activation: str = "relu", slope: Tensor | None = None
-) -> Tensor:
+def alive_probability(beta: Tensor, gamma: Tensor, config: MaskConfig, activation: str = "relu") -> Tensor:
     """1 - Phi, resolved in the far tail, so that dead channels can be ranked among each other.
 
     In float32, Phi itself is exactly 1 from 5.4 standard deviations on; this is exact up to 13.
     """
     beta, scale = raised(beta), raised(gamma).abs() + config.eps
-    if slope is not None and config.use_relu:  # |x| <= delta / slope where |slope x| <= delta
-        beta, scale = beta * slope, scale * slope
     edges = dead_edges(activation, config)
     if len(edges) % 2:
         alive = _above(edges[0], beta, scale)
@@ -125,7 +119,7 @@ def _above(edge: float, mean: Tensor, scale: Tensor) -> Tensor:
 #   the dip puts out a constant that is not zero: it is alive. Where delta exceeds the dip's depth, the set is x <= e3.
 # - Both tails live: every other known activation, and none. |x| <= delta, divided by the activation's steepest slope if
 #   that exceeds 1: SELU, and a LeakyReLU of slope 2 or an ELU of alpha 2, named leaky_relu*2 and elu*2. The learned
-#   slope of a PReLU, as it is at each step, divides it, too.
+#   slope of a PReLU is taken to be at most 1.
 
 
 def left_tail_dies(activation: str, config: MaskConfig) -> bool:

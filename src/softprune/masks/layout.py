@@ -1,6 +1,6 @@
 """Where the channels of all sites stand in one row."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,9 +9,6 @@ from torch import Tensor, nn
 
 from softprune.graph.channels import Site
 from softprune.masks.functional import raised
-
-Segment = tuple[str, slice, tuple[tuple[tuple[str, ...], int], ...]]
-"""Points of one activation and, for each site, the parameters that are its slopes and the number of its points."""
 
 
 class Layout:
@@ -35,9 +32,9 @@ class Layout:
     """The channel of the site that each point is of; one past the end for a stream that enters."""
 
     def __init__(self, sites: Iterable[Site], network: nn.Module) -> None:
-        kinds: dict[tuple[str, bool], list[Site]] = {}
+        kinds: dict[str, list[Site]] = {}
         for site in sites:
-            kinds.setdefault((site.activation, bool(site.slopes)), []).append(site)
+            kinds.setdefault(site.activation, []).append(site)
         self.sites = tuple(site for same in kinds.values() for site in same)
         self.members = tuple(name for site in self.sites for name in site.members)
         entering = (name for site in self.sites for _, inner in site.entering for point in inner for name in point)
@@ -48,21 +45,21 @@ class Layout:
         self._starts = dict(zip(self.names, np.cumsum([0, *self._widths.values()]).tolist(), strict=False))
         self.slices: dict[str, slice] = {}
         """The channels of each site."""
-        self.segments: list[Segment] = []
-        self._build([len(same) for same in kinds.values()])
+        self.segments: list[tuple[str, slice]] = []
+        """The points of each activation."""
+        self._build(kinds)
 
-    def _build(self, counts: Sequence[int]) -> None:
+    def _build(self, kinds: Mapping[str, Sequence[Site]]) -> None:
         rows: list[list[np.ndarray]] = []
         columns: list[np.ndarray] = []
         owners: list[np.ndarray] = []
         column = point = 0
-        sites = iter(self.sites)
-        for count in counts:
-            first, slopes = point, []
-            for site in (next(sites) for _ in range(count)):
+        for activation, sites in kinds.items():
+            first = point
+            for site in sites:
                 here = slice(column, column + site.width)
                 self.slices[site.name] = here
-                began, stacked = point, []
+                stacked = []
                 for offset, members in _points_of(site):
                     rows.append([self._starts[name] + np.arange(self._widths[name]) for name in members])
                     width = len(rows[-1][0])
@@ -72,9 +69,8 @@ class Layout:
                     owners.append(np.full(width, -1) if offset is not None else np.arange(here.start, here.stop))
                     point += width
                 columns.append(np.stack(stacked, axis=1))
-                slopes += [(site.slopes, point - began)] if site.slopes else []
                 column = here.stop
-            self.segments.append((site.activation, slice(first, point), tuple(slopes)))
+            self.segments.append((activation, slice(first, point)))
         self.channels = column
         total = sum(self._widths.values())
         gather = _stacked([np.stack(row, axis=1) for row in rows], total)

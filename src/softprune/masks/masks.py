@@ -61,10 +61,6 @@ class Masks(HookOwner):
         self.modules: tuple[Any, ...] = self.layout.modules(network)
         self.columns = self.layout.columns
         """The channels of each masked BatchNorm."""
-        for name, width, here in zip(self.layout.members, self.layout.widths, self.columns, strict=True):
-            if width != here.stop - here.start:
-                raise ModelError(f"A mask must have one value for each channel. Got another number for '{name}'.")
-        self._activations = {slope: _owner(network, slope) for site in self.sites for slope in site.slopes}
         self.device: torch.device = self.modules[0].weight.device
         self.clock = Clock(device=self.device) if clock is None else clock
         self._is_copy = False
@@ -308,42 +304,28 @@ class SoftMasks(Masks):
             torch.cat([bn.weight.to(self.device) for bn in norms]),
         )
 
-    def _by_segment(
-        self, function: Callable[..., Tensor], beta: Tensor, gamma: Tensor, network: nn.Module | None = None
-    ) -> Tensor:
-        """Return a function of shift and scale of every point, with the activation and its learned slope."""
+    def _at_points(self, function: Callable[..., Tensor], beta: Tensor, gamma: Tensor) -> Tensor:
+        """Return a function of shift, scale and activation of every point."""
         beta, gamma = self.layout.at_points(beta, gamma)
-        parts = []
-        for activation, here, slopes in self.layout.segments:
-            slope = self._slope(slopes, network) if slopes else None
-            whole = len(self.layout.segments) == 1
-            part = (beta, gamma) if whole else (beta[here], gamma[here])
-            parts.append(function(*part, self.config, activation, slope))
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        if len(self.layout.segments) == 1:
+            return function(beta, gamma, self.config, self.layout.segments[0][0])
+        return torch.cat(
+            [function(beta[here], gamma[here], self.config, activation) for activation, here in self.layout.segments]
+        )
 
-    def _slope(self, slopes: Any, network: nn.Module | None) -> Tensor:
-        """Return the steepest learned slope of the activation after each point, at least 1."""
-        each = []
-        for names, count in slopes:
-            owners = [self._activations[name] if network is None else _owner(network, name) for name in names]
-            found = [getattr(owner, name.rpartition(".")[2]) for owner, name in zip(owners, names, strict=True)]
-            steepest = torch.stack([slope.detach().abs().amax() for slope in found]).amax()
-            each.append(steepest.clamp(min=1.0).to(self.device).expand(count))
-        return torch.cat(each)
-
-    def dead_probability(self, beta: Tensor, gamma: Tensor, network: nn.Module | None = None) -> Tensor:
+    def dead_probability(self, beta: Tensor, gamma: Tensor) -> Tensor:
         """Return how likely each channel is dead: at the point of its site where that is least likely."""
-        dead = self._by_segment(dead_probability, beta, gamma, network)
+        dead = self._at_points(dead_probability, beta, gamma)
         return self.layout.over_points(dead, 2.0, lambda each: each.amin(0))
 
     def alive(self, network: nn.Module | None = None) -> Tensor:
         """Return how likely each channel is alive."""
-        alive = self._by_segment(alive_probability, *self.parameters(network), network)
+        alive = self._at_points(alive_probability, *self.parameters(network))
         return self.layout.over_points(alive, -1.0, lambda each: each.amax(0))
 
     @torch.no_grad()
     def dead(self, network: nn.Module | None = None) -> Tensor:
-        return ~hard_mask(self.dead_probability(*self.parameters(network), network), self.config)
+        return ~hard_mask(self.dead_probability(*self.parameters(network)), self.config)
 
     @torch.no_grad()
     def hard(self, network: nn.Module | None = None) -> Tensor:
@@ -373,7 +355,7 @@ class SoftMasks(Masks):
 
     def terms(self, beta: Tensor, gamma: Tensor) -> Tensor:
         """Return the sparsity loss of every point."""
-        terms = self._by_segment(lambda *each: sparsity_terms(*each[:4]), beta, gamma)
+        terms = self._at_points(sparsity_terms, beta, gamma)
         if self.layout.owner is None:
             return terms
         # A stream that enters a site has masks of its own, whose loss is counted there.
@@ -381,7 +363,7 @@ class SoftMasks(Masks):
 
     def channel_terms(self) -> Tensor:
         """Return the sparsity loss of every channel, for losses that pick their channels."""
-        terms = self._by_segment(lambda *each: sparsity_terms(*each[:4]), *self.parameters())
+        terms = self._at_points(sparsity_terms, *self.parameters())
         return self.layout.over_points(terms, 0.0, lambda each: each.sum(0))
 
     def loss(self) -> Tensor:
@@ -456,10 +438,6 @@ def _samples(call: Call) -> int:
 Chain = Callable[[SoftMasks, Tensor, Tensor], Folded]
 """What draws the masks: :meth:`SoftMasks.sample`, or that function compiled."""
 draw_chain: Chain = SoftMasks.sample
-
-
-def _owner(network: nn.Module, parameter: str) -> nn.Module:
-    return network.get_submodule(parameter.rpartition(".")[0])
 
 
 def hook_root_(model: nn.Module, masks: Masks) -> None:
