@@ -9,7 +9,7 @@ import importlib
 import numbers
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeGuard
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
@@ -82,16 +82,8 @@ def show(value: Any) -> str:
     try:
         text = repr(value)
     except (ValueError, RecursionError):  # more digits than Python prints, or nested too deeply
-        text = f"a very large {toml_type(value).removeprefix('a ')}"
+        text = f"a very large {type(value).__name__}"
     return text if len(text) <= 120 else f"{text[:117]}..."
-
-
-def toml_type(value: Any) -> str:
-    """The kind of a value in the words of TOML."""
-    words = {bool: "true/false", int: "a whole number", float: "a number", str: "text"}
-    if isinstance(value, Mapping):
-        return "a table"
-    return words.get(type(value), "a list" if isinstance(value, list | tuple) else type(value).__name__)
 
 
 def printable(text: str, keep: str = "") -> str:
