@@ -353,14 +353,6 @@ class SoftMasks(Masks):
         n = self.layout.at_members(n)
         return fold(n, gamma[: len(n)], beta[: len(n)])
 
-    def terms(self, beta: Tensor, gamma: Tensor) -> Tensor:
-        """Return the sparsity loss of every point."""
-        terms = self._at_points(sparsity_terms, beta, gamma)
-        if self.layout.owner is None:
-            return terms
-        # A stream that enters a site has masks of its own, whose loss is counted there.
-        return terms * padded(terms.new_ones(self.layout.channels))[self.layout.owner[0]]
-
     def channel_terms(self) -> Tensor:
         """Return the sparsity loss of every channel, for losses that pick their channels."""
         terms = self._at_points(sparsity_terms, *self.parameters())
@@ -368,7 +360,11 @@ class SoftMasks(Masks):
 
     def loss(self) -> Tensor:
         """Return L_sparse of all sites, equation 15 (eq:sparsity_loss)."""
-        return self.terms(*(self._rows or self.parameters())).sum()
+        terms = self._at_points(sparsity_terms, *(self._rows or self.parameters()))
+        if self.layout.owner is not None:
+            # A stream that enters a site has masks of its own, whose loss is counted there.
+            terms = terms * padded(terms.new_ones(self.layout.channels))[self.layout.owner[0]]
+        return terms.sum()
 
     # --- forward passes ----------------------------------------------------------------------------------------
 
