@@ -136,6 +136,12 @@ FROZEN: dict[str, tuple[Callable[..., Tensor], str]] = {
         "matmul",
     ),
     "einsum": (lambda self, x: torch.einsum("bchw,bdhw->bcd", x, x).mean(2)[..., None, None] * x, "bmm|einsum"),
+    "a matrix outside a layer": (
+        lambda self, x: F.linear(x.permute(0, 2, 3, 1), torch.eye(8).to(x)).permute(0, 3, 1, 2),
+        "outside a layer",
+    ),
+    "a blur": (lambda self, x: F.conv2d(x, torch.ones(8, 1, 1, 1).to(x), groups=8), "not a module's own parameter"),
+    "sum over channels": (lambda self, x: x * x.sum(1, keepdim=True), "combines channels"),
     "channel statistics": (lambda self, x: x / (x.std(1, keepdim=True) + 0.1), "combines channels"),
     "a constant per channel": (
         lambda self, x: x * torch.linspace(0.5, 1, 8).view(1, 8, 1, 1).to(x),
@@ -377,9 +383,7 @@ class Reading(Nasty):
 
     def more(self) -> None:
         self.where, self.one = nn.Conv2d(8, 2, 1), nn.Conv2d(8, 1, 1)
-        self.nine, self.six = nn.Linear(8, 9), nn.Linear(8, 6)
-        self.side = conv(8, 8)
-        self.kernel = nn.Parameter(torch.rand(1, 1, 1, 3))
+        self.six, self.side = nn.Linear(8, 6), conv(8, 8)
 
     def grid(self, x: Tensor) -> Tensor:
         return torch.tanh(self.where(x)).permute(0, 2, 3, 1)
@@ -388,18 +392,11 @@ class Reading(Nasty):
         return pooled(self.one(x)).mean(0)
 
 
-def blurred(x: Tensor, kernel: Tensor) -> Tensor:
-    width, pads = x.shape[1], [size // 2 for size in kernel.shape[2:]]
-    return F.conv2d(x, kernel.expand(width, -1, -1, -1), padding=pads, groups=width)
-
-
 MIDDLES: dict[str, Callable[[Reading, Tensor], Tensor]] = {
     "a learned grid": lambda self, x: F.grid_sample(x, self.grid(x), align_corners=False),
     "a learned transform": lambda self, x: F.grid_sample(
         x, F.affine_grid(self.six(pooled(x)).view(-1, 2, 3), list(x.shape), align_corners=False), align_corners=False
     ),
-    "a blur of one wide dimension": lambda self, x: blurred(x, self.kernel),
-    "a computed blur": lambda self, x: blurred(x, self.nine(pooled(x)).mean(0).view(1, 1, 3, 3)),
     "a computed slope": lambda self, x: F.prelu(-x, self.slope(x)),
     "a mask stretched like its data": lambda self, x: x * torch.sigmoid(self.one(x)).expand_as(x),
     "a number stretched like a map": lambda self, x: x * self.slope(x).expand_as(x),

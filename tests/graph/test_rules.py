@@ -313,3 +313,29 @@ def test_a_gated_linear_unit_ties_the_halves() -> None:
     assert len(plan.modules["last"].inputs) == 3  # a dead value ends the pair, a dead gate does not
     plan = assert_exact(graph, randomise_(Between(gated, read=4), 0), {"bn": torch.arange(8) < 7})
     assert len(plan.modules["last"].inputs) == 4
+
+
+@pytest.mark.parametrize("options", [{}, {"affine": True}, {"affine": True, "track_running_stats": True}], ids=str)
+def test_an_instance_norm_is_cut(options: dict[str, bool]) -> None:
+    norm = nn.InstanceNorm2d(8, **options)
+    layers = [nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8), nn.ReLU(), norm, nn.ReLU(), nn.Conv2d(8, 2, 1)]
+    model = randomise_(nn.Sequential(*layers), 0)
+    plan = assert_exact(trace(model, torch.randn(2, 3, 8, 8)), model, {"1": torch.arange(8) % 2 == 0})
+    compact = apply_plan(plan, model)
+    assert compact[3].num_features == compact[5].in_channels == 4  # type: ignore[index, union-attr]
+
+
+class Transformer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8), nn.ReLU())
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.body(x).flatten(2).mT
+        return self.attention(x, x, x)[0]
+
+
+def test_torchs_own_attention_keeps_its_width() -> None:
+    (frozen,) = trace(Transformer(), torch.randn(2, 3, 8, 8)).frozen
+    assert "an attention that checks their number" in frozen.reason

@@ -253,10 +253,6 @@ class Liveness:
         while size != (size := int(np.count_nonzero(self.demanded) + np.count_nonzero(self.present))):
             for reader in reversed(self.graph.readers):
                 self._propagate_to_inputs(reader)
-            for op in self.graph.ops:
-                if isinstance(op, OpaqueOp) and op.skips_zeros:
-                    for atoms in op.inputs:
-                        self._read(self.graph.classes[atoms], self.values[atoms] != 0)
 
     def _propagate_to_inputs(self, reader: Reader) -> None:
         """Pass what is demanded and present in the outputs of a module on to its inputs."""

@@ -249,9 +249,7 @@ def make_plan(
         modules=modules,
         aliases=cuts.aliases,
         parameters=parameters,
-        macs=sum(layer.positions * _weights(layer, modules[layer.name]) for layer in graph.layers)
-        + sum(extra.macs * int(live.is_present(extra.atoms).sum()) for extra in graph.extra_macs)
-        + graph.unread_macs,
+        macs=graph.unread_macs + sum(each.positions * _weights(each, modules[each.name]) for each in graph.layers),
         dense_macs=dense_macs(graph),
         params=_params(graph, modules, parameters),
         dense_params=sum(graph.params.values()),
@@ -369,11 +367,10 @@ def _filled(read: BoolArray, present: BoolArray, left: BoolArray, multiple: int)
 
 def dense_macs(graph: ChannelGraph) -> int:
     """Return the MACs per sample of the whole network."""
-    layers = sum(
+    return graph.unread_macs + sum(
         layer.positions * layer.kernel * len(layer.inputs) * len(layer.outputs) // layer.groups
         for layer in graph.layers
     )
-    return layers + sum(extra.macs * len(extra.atoms) for extra in graph.extra_macs) + graph.unread_macs
 
 
 def _checked_masks(graph: ChannelGraph, masks: Mapping[str, Tensor]) -> dict[str, BoolArray]:

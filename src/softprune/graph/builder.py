@@ -21,7 +21,6 @@ from softprune.graph.channels import (
     ChannelwiseOp,
     EqualWidths,
     Evaluate,
-    ExtraMacs,
     FreeParameter,
     IntArray,
     LayerCall,
@@ -150,7 +149,6 @@ class GraphBuilder:
     table: ChannelSets = field(default_factory=ChannelSets)
     ops: list[Op] = field(default_factory=list)
     equal_widths: list[EqualWidths] = field(default_factory=list)
-    extra_macs: list[ExtraMacs] = field(default_factory=list)
     free_parameters: dict[str, FreeParameter] = field(default_factory=dict)
     layers: dict[str, LayerOp] = field(default_factory=dict)
     norms: dict[str, NormOp] = field(default_factory=dict)
@@ -183,18 +181,15 @@ class GraphBuilder:
 
     # --- what rules ask ----------------------------------------------------------------------------------------
 
-    def value(self, node: Any, dim: int | None = None) -> Any:
-        """Return the Value (or list of Values) of `node`; a parameter becomes a free parameter on its first such use.
-
-        `dim`: where such a parameter has its channels, if it has several dimensions.
-        """
+    def value(self, node: Any) -> Any:
+        """Return the Value (or list of Values) of `node`; its first such use makes a parameter a free one."""
         self.asked.add(node)
         value = self.values.get(node)
-        return self._free_parameter(value, dim) if isinstance(value, Node) else value
+        return self._free_parameter(value) if isinstance(value, Node) else value
 
-    def tensor(self, node: Any, dim: int | None = None) -> Value:
+    def tensor(self, node: Any) -> Value:
         """Return the Value of `node`; raise Opaque where it is no tensor."""
-        value = self.value(node, dim) if isinstance(node, Node) else None
+        value = self.value(node) if isinstance(node, Node) else None
         if not isinstance(value, Value):
             raise Opaque("is used in an unusual way")
         return value
@@ -255,7 +250,7 @@ class GraphBuilder:
 
         def freeze(example: Any) -> Any:
             if isinstance(example, Tensor):
-                return self.summed(example.shape, reason, [value.atoms for value in reached])
+                return self.mixed(example.shape, reason, [value.atoms for value in reached])
             return [freeze(item) for item in example] if isinstance(example, (list, tuple)) else None
 
         return freeze(node.meta["val"])
@@ -300,10 +295,10 @@ class GraphBuilder:
         indices = self.mapped(value.atoms, None, keeps_zero=False)
         return [output, *(Value(tuple(each.shape), indices) for each in example[1:])]
 
-    def summed(self, shape: Sequence[int], reason: str, inputs: Sequence[IntArray], skips_zeros: bool = False) -> Value:
-        """Return what depends on all of `inputs`, and keeps its width. `skips_zeros`: zeros among them add nothing."""
+    def mixed(self, shape: Sequence[int], reason: str, inputs: Sequence[IntArray]) -> Value:
+        """Return what may depend on all of `inputs`, and keeps its width."""
         output = self.pinned_value(shape, reason)
-        self.ops.append(OpaqueOp(tuple(atoms.ravel() for atoms in inputs), output.atoms.ravel(), skips_zeros))
+        self.ops.append(OpaqueOp(tuple(atoms.ravel() for atoms in inputs), output.atoms.ravel()))
         return output
 
     def combined(
@@ -315,13 +310,12 @@ class GraphBuilder:
         *,
         absorbs_zero: bool = False,
         adds: bool = False,
-        shape: Sequence[int] | None = None,
     ) -> Value:
-        """Combine two tensors of one rank value by value, with broadcasting; `shape`: the node's if it is not given."""
+        """Combine two tensors of one rank value by value, with broadcasting."""
         outputs = self.bound(node, left, right)
         one, other = (atoms.ravel() for atoms in np.broadcast_arrays(left.atoms, right.atoms))
         self.ops.append(BinaryOp(one, other, outputs.ravel(), evaluate, absorbs_zero, adds))
-        return Value(tuple(node.meta["val"].shape if shape is None else shape), outputs)
+        return Value(tuple(node.meta["val"].shape), outputs)
 
     def merged(self, arrays: Sequence[IntArray]) -> IntArray:
         """Merge channels that stand in for each other over space or batch: one class, constant where all agree."""
@@ -479,10 +473,10 @@ class GraphBuilder:
         self.ops.append(LayerCall(record, use))
         self.answer_for(node)
 
-    def _free_parameter(self, node: Node, dim: int | None) -> Value:
+    def _free_parameter(self, node: Node) -> Value:
         name = node.meta["tensor"]
         tensor = self.tensors[name]
-        wide = [place for place, size in enumerate(tensor.shape) if size > 1] if dim is None else [dim]
+        wide = [place for place, size in enumerate(tensor.shape) if size > 1]
         if name not in self.free_parameters:
             atoms = self.table.fresh(tensor.shape[wide[0]] if len(wide) == 1 else 1)
             if len(wide) != 1:

@@ -17,7 +17,6 @@ from softprune.graph.builder import GraphBuilder, Opaque, Value, operator_name
 from softprune.graph.channels import (
     ConstantOp,
     EqualWidths,
-    ExtraMacs,
     FreeParameter,
     Frozen,
     IntArray,
@@ -52,7 +51,6 @@ class ChannelGraph:
     frozen: tuple[Frozen, ...]
     ops: tuple[Op, ...]
     equal_widths: tuple[EqualWidths, ...]
-    extra_macs: tuple[ExtraMacs, ...]
     free_parameters: tuple[FreeParameter, ...]
     classes: IntArray
     """Atom -> its class; atoms of one class are kept or cut together."""
@@ -255,7 +253,7 @@ def _overwrite(builder: GraphBuilder, stale: Node, writer: Node) -> None:
         reason = builder.reason(writer, "overwrites a part of them")
         builder.table.pin(value.atoms, reason)
         sources = [value, *builder.values_of([writer])]  # an input may reach it through what was written
-        builder.values[stale] = builder.summed(value.shape, reason, [source.atoms for source in sources])
+        builder.values[stale] = builder.mixed(value.shape, reason, [source.atoms for source in sources])
 
 
 def _overwritten_by(nodes: Sequence[Node]) -> dict[Node, list[Node]]:
@@ -386,7 +384,6 @@ def trace(model: nn.Module, example: ExampleLike) -> ChannelGraph:
         layers=tuple(builder.layers.values()),
         norms=tuple(builder.norms.values()),
         equal_widths=tuple(builder.equal_widths),
-        extra_macs=tuple(builder.extra_macs),
         free_parameters=tuple(builder.free_parameters.values()),
         classes=builder.table.classes(),
         pinned=builder.table.pinned(),

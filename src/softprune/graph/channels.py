@@ -274,8 +274,6 @@ class OpaqueOp:
 
     inputs: tuple[IntArray, ...]
     outputs: IntArray
-    skips_zeros: bool = False
-    """Whether zeros among the inputs add nothing, so that they can be removed: a sum over channels."""
 
 
 @dataclass
@@ -286,14 +284,6 @@ class FreeParameter:
     dim: int
     """-1 where no dimension, or more than one, has channels; its atoms are pinned then."""
     atoms: IntArray
-
-
-@dataclass
-class ExtraMacs:
-    """Multiply-accumulates outside the layers that we cut, for every channel that stays: a blur, a computed weight."""
-
-    atoms: IntArray
-    macs: int
 
 
 @dataclass

@@ -30,7 +30,7 @@ from softprune.graph.builder import (
     operator_name,
     qualified,
 )
-from softprune.graph.channels import PAD, BinaryOp, ChannelwiseOp, Evaluate, ExtraMacs, IntArray, LayerOp, Use, identity
+from softprune.graph.channels import PAD, BinaryOp, ChannelwiseOp, Evaluate, IntArray, LayerOp, Use, identity
 from softprune.graph.modules import is_known_norm
 
 SUMS = ("add", "sub", "rsub")
@@ -186,9 +186,8 @@ def convolution(builder: GraphBuilder, node: Node, entry: Operator) -> Value:
         raise Opaque("reads them along another dimension")
     # A transposed convolution's weights act once per input position.
     moved = value.shape if transposed else shape
-    count = math.prod(moved[2:]) * moved[0]
     output = builder.fresh_value(node, 1)
-    kernel, positions = weight_shape[2:], builder.positions(count)
+    kernel, positions = weight_shape[2:], builder.positions(math.prod(moved[2:]) * moved[0])
     # A transposed convolution leaves positions that fewer weights reach: its constants are no constants.
     padded = transposed or not _is_unpadded(argument(node, 4, 0), kernel)
 
@@ -196,21 +195,12 @@ def convolution(builder: GraphBuilder, node: Node, entry: Operator) -> Value:
         kind = "conv_transpose" if transposed else "conv"
         return LayerOp(name, kind, groups, math.prod(kernel), padded, selectable=True)
 
-    if builder.add_layer(node, weight, bias, Use(inputs, output.atoms.ravel(), positions), build):
-        if groups > 1 and len(inputs) == groups and shape[1] > groups:
-            # Depthwise with a multiplier: the outputs of one input go together.
-            grouped = output.atoms.reshape(groups, -1)
-            builder.table.union(grouped[:, :1], grouped)
-        return output
-    one_for_all = bool(weight.args) and operator_name(weight) in ("expand", "expand_as", "repeat")
-    if bias is not None or not one_for_all or transposed or not groups == len(inputs) == shape[1] > 1:
+    if not builder.add_layer(node, weight, bias, Use(inputs, output.atoms.ravel(), positions), build):
         raise Opaque("has a weight that is not a module's own parameter")
-    # Every channel by itself, with one kernel for all of them: a blur.
-    output = builder.channelwise(node, value, None)
-    folded = builder.positions(count * groups) < positions * groups  # the groups contain the batch
-    channels = value.atoms.ravel()
-    builder.extra_macs.append(ExtraMacs(np.unique(channels) if folded else channels, positions * math.prod(kernel)))
-    builder.add_unproven_size(node, value.atoms)  # the number of groups, and of kernels, may be a literal
+    if groups > 1 and len(inputs) == groups and shape[1] > groups:
+        # Depthwise with a multiplier: the outputs of one input go together.
+        grouped = output.atoms.reshape(groups, -1)
+        builder.table.union(grouped[:, :1], grouped)
     return output
 
 
@@ -218,6 +208,9 @@ def _is_unpadded(padding: Any, kernel: Any) -> bool:
     if isinstance(padding, str):  # "same" pads what the kernel reaches beyond its own position
         return padding == "valid" or math.prod(kernel) == 1
     return not any(padding) if isinstance(padding, (list, tuple)) else not padding
+
+
+_NO_LAYER = "multiplies them with a matrix outside a layer, where nn.Linear could be cut"
 
 
 def linear(builder: GraphBuilder, node: Node, entry: Operator) -> Value:
@@ -232,11 +225,10 @@ def linear(builder: GraphBuilder, node: Node, entry: Operator) -> Value:
         # A Select picks along dimension 1.
         return LayerOp(name, "linear", 1, 1, padded=False, selectable=len(value.shape) == 2)
 
-    if builder.add_layer(node, weight, argument(node, 2), use, build):
-        return output
-    if isinstance(builder.module_of(node), nn.MultiheadAttention):
-        raise Opaque("belongs to an attention that checks their number")
-    return product(builder, node, entry)
+    if not builder.add_layer(node, weight, argument(node, 2), use, build):
+        attention = isinstance(builder.module_of(node), nn.MultiheadAttention)
+        raise Opaque("belongs to an attention that checks their number" if attention else _NO_LAYER)
+    return output
 
 
 def norm(builder: GraphBuilder, node: Node, entry: Operator) -> Value:
@@ -265,7 +257,7 @@ def prelu(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
     return builder.channelwise(node, value, None, activation="prelu")
 
 
-# --- rules: reductions and products -----------------------------------------------------------------------------------
+# --- rules: reductions -----------------------------------------------------------------------------------
 
 
 def reduction(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
@@ -273,40 +265,21 @@ def reduction(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
     if isinstance(argument(node, 1), Node):  # torch.max(x, y)
         return pointwise(builder, node, entry)
     name, value = operator_name(node), builder.tensor(node.args[0])
-    rank, is_norm = len(value.shape), name == "linalg_vector_norm"
-    given = argument(node, 2 if is_norm else 1)
+    example, rank = node.meta["val"], len(value.shape)
+    given = argument(node, 2 if name == "linalg_vector_norm" else 1)
     dims = [*range(rank)] if given in (None, []) else list(given) if isinstance(given, (list, tuple)) else [given]
     if any(type(dim) is not int for dim in dims):  # var(x, unbiased)
         raise Opaque("is used in an unusual way")
-    # A norm of negative order is about the smallest values, which zeros are.
-    skips_zeros = name == "sum" or (is_norm and argument(node, 1, 2) >= 0)
-    return _reduced(builder, node, value, [dim % rank for dim in dims], entry, skips_zeros, adds=name == "sum")
-
-
-def _reduced(
-    builder: GraphBuilder,
-    node: Node,
-    value: Value,
-    dims: Sequence[int],
-    entry: Operator,
-    skips_zeros: bool,
-    *,
-    adds: bool,
-) -> Any:
-    """Reduce `dims` of `value`. `skips_zeros`: zeros among its inputs change nothing. `adds`: it is a sum."""
-    example, rank = node.meta["val"], len(value.shape)
-    shape = (example[0] if isinstance(example, (list, tuple)) else example).shape
+    dims = [dim % rank for dim in dims]
     varying = [dim for dim in dims if value.varies_along(dim)]
-    # A sum over tied groups (radix of ResNeSt, say) leaves one channel per class.
     if any(builder.differ_along(value, dim) for dim in varying):
-        if not skips_zeros or any(builder.differ_along(value, dim) for dim in range(rank) if dim not in dims):
-            raise Opaque("combines channels, so that none of them can be removed")
-        return builder.summed(shape, builder.reason(node, "adds them up"), [value.atoms], skips_zeros=True)
+        raise Opaque("combines channels, so that none of them can be removed")
     head = value.atoms
-    if adds:
+    if name == "sum":  # over tied groups (radix of ResNeSt, say) it leaves one channel per class
         head, varying = _added_up(builder, head, varying), []
     for dim in dims:
         head = head.take([0], axis=dim)
+    shape = (example[0] if isinstance(example, (list, tuple)) else example).shape
     if len(shape) < rank:  # without keepdim
         head = head.reshape([size for dim, size in enumerate(head.shape) if dim not in dims])
     evaluate = identity if entry.keeps_constants and not varying else None
@@ -325,95 +298,6 @@ def _added_up(builder: GraphBuilder, atoms: IntArray, dims: Sequence[int]) -> In
             total = outputs
         atoms = total
     return atoms
-
-
-def product(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
-    """Add up products of pairs of values: matmul and its kin as an einsum of two tensors."""
-    tensors, terms, output = _equation(node)
-    counted = _is_counted(builder, node, tensors)
-    if counted is None:
-        raise Opaque("multiplies them with a matrix that is no parameter")
-    labels = list(dict.fromkeys([*output, *terms[0], *terms[1]]))
-    # A parameter comes last: where channels are added up, it is cut along the same dimension.
-    (first, one), (second, other) = sorted(
-        zip(tensors, terms, strict=True), key=lambda pair: isinstance(builder.values.get(pair[0]), Node)
-    )
-    value = builder.tensor(first)
-    read = [label for dim, label in enumerate(one) if value.varies_along(dim) and label in other]
-    summed = [label for label in read if label not in output]
-    left = _laid_out(value, one, labels)
-    right = _laid_out(builder.tensor(second, other.index(summed[0]) if summed else None), other, labels)
-    along = [{dim for dim in range(len(labels)) if each.varies_along(dim)} for each in (left, right)]
-    if along[0] - along[1] and along[1] - along[0]:
-        raise Opaque("combines channels with each other, so that none of them can be removed")
-    repeated = any(np.unique(atoms).size < atoms.size for atoms in (_untied(builder, left), _untied(builder, right)))
-    if repeated and min(along[0] | along[1]) < len(output):
-        raise Opaque("reads them and samples in one dimension")
-    shape = np.broadcast_shapes(left.shape, right.shape)
-    pairs = builder.combined(node, left, right, operator.mul, absorbs_zero=True, shape=shape)
-    if counted:
-        macs = builder.positions(math.prod(shape))
-        builder.extra_macs.append(ExtraMacs(pairs.atoms.ravel(), macs // pairs.atoms.size))
-    dims = range(len(output), len(labels))
-    return _reduced(builder, node, pairs, dims, entry, skips_zeros=True, adds=True) if dims else pairs
-
-
-def _equation(node: Node) -> tuple[list[Node], list[list[str]], list[str]]:
-    """Return the two tensors that are multiplied, the labels of their dimensions, and those of the output's."""
-    given: Any
-    if operator_name(node) == "einsum":
-        equation, given = str(node.args[0]).replace(" ", ""), node.args[1]
-    else:
-        given = node.args[:2]
-        left, right = (each.meta["val"].ndim > 1 for each in given)
-        columns = "jk" if operator_name(node) == "linear" else "...kj"
-        equation = f"{'...ik' if left else 'k'},{columns if right else 'k'}->...{'i' * left}{'j' * right}"
-    terms, arrow, result = equation.partition("->")
-    if len(given) != 2 or terms.count(",") != 1:
-        raise Opaque("multiplies other than two tensors")
-    if not arrow:  # the labels that occur once, in the order of the alphabet
-        once = sorted(label for label in terms if label.isalpha() and terms.count(label) == 1)
-        result = "".join(["..."] * ("..." in terms) + once)
-    one, other = terms.split(",")
-    ranks = [tensor.meta["val"].ndim for tensor in (*given, node)]
-    *labels, output = (_labels(*each) for each in zip((one, other, result), ranks, strict=True))
-    return list(given), labels, output
-
-
-def _labels(term: str, rank: int) -> list[str]:
-    """Return one label per dimension; those of an ellipsis count from the last."""
-    before, _, after = term.partition("...")
-    labels = [*before, *map(str, range(rank - len(before) - len(after), 0, -1)), *after]
-    if len(labels) != rank or len(set(labels)) < rank:
-        raise Opaque("takes a diagonal")
-    return labels
-
-
-def _laid_out(value: Value, own: Sequence[str], labels: Sequence[str]) -> Value:
-    """Return `value` with one dimension per label, of size 1 where it has none."""
-    order = [own.index(label) for label in labels if label in own]
-    missing = tuple(place for place, label in enumerate(labels) if label not in own)
-    shape = [value.shape[own.index(label)] if label in own else 1 for label in labels]
-    return Value(tuple(shape), np.expand_dims(value.atoms.transpose(order), missing))
-
-
-def _untied(builder: GraphBuilder, value: Value) -> IntArray:
-    """Return the first of the atoms along dimensions where all are cut together: heads of attention and samples."""
-    tied = [dim for dim in range(len(value.shape)) if not builder.differ_along(value, dim)]
-    return value.atoms[tuple(slice(0, 1) if dim in tied else slice(None) for dim in range(len(value.shape)))]
-
-
-def _is_counted(builder: GraphBuilder, node: Node, tensors: Sequence[Node]) -> bool | None:
-    """Return whether torch makes one product of matrices of it, whose MACs count; None: strides decide."""
-    left, right = (tensor.meta["val"] for tensor in tensors)
-    if operator_name(node) in ("einsum", "bmm") or min(left.ndim, right.ndim) > 2 or max(left.ndim, right.ndim) < 2:
-        return False
-    small = tensors[left.ndim > 2]
-    if isinstance(builder.tensors.get(small.meta.get("tensor", "")), nn.Parameter):
-        return True
-    if right.ndim <= 2:
-        return True if left.ndim <= 2 or left.is_contiguous() else None
-    return False if small.op == "placeholder" else None
 
 
 # --- the table --------------------------------------------------------------------------------------------------------
@@ -489,7 +373,6 @@ _add(along_space, "cumsum", "sort")
 _add(reduction, "mean", "amax", "amin", "max", "min", keeps_constants=True)
 _add(reduction, "sum", "var", "prod", "linalg_vector_norm")
 _add(reduction, "logsumexp", "std", "argmax", "argmin", at_zero=math.nan)  # std has no finite gradient at zero
-_add(product, "matmul", "mm", "mv", "bmm", "einsum")
 _add(convolution, "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
 _add(linear, "linear")
 _add(norm, "batch_norm", "instance_norm")
