@@ -1,6 +1,7 @@
 """Where the channels of all sites stand in one row."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -40,51 +41,39 @@ class Layout:
         entering = (name for site in self.sites for _, inner in site.entering for point in inner for name in point)
         self.names = tuple(dict.fromkeys([*self.members, *entering]))
         """The members, and BatchNorms of streams that enter a site but have no mask."""
-        self._widths = {name: _width(network, name) for name in self.names}
-        self.widths = [self._widths[name] for name in self.members]
-        self._starts = dict(zip(self.names, np.cumsum([0, *self._widths.values()]).tolist(), strict=False))
-        self.slices: dict[str, slice] = {}
+        widths = [int(module.num_features) for module in self.modules(network)]
+        self.widths = widths[: len(self.members)]
+        self.slices = dict(zip((site.name for site in self.sites), _slices(s.width for s in self.sites), strict=True))
         """The channels of each site."""
+        site_of_member = {name: site.name for site in self.sites for name in site.members}
+        self.columns = [self.slices[site_of_member[name]] for name in self.members]
+        """The channels of each member."""
+        self.channels = sum(site.width for site in self.sites)
         self.segments: list[tuple[str, slice]] = []
         """The points of each activation."""
-        self._build(kinds)
-
-    def _build(self, kinds: Mapping[str, Sequence[Site]]) -> None:
-        rows: list[list[np.ndarray]] = []
-        columns: list[np.ndarray] = []
-        owners: list[np.ndarray] = []
-        column = point = 0
-        for activation, sites in kinds.items():
-            first = point
-            for site in sites:
-                here = slice(column, column + site.width)
-                self.slices[site.name] = here
-                stacked = []
+        rows = dict(zip(self.names, _slices(widths), strict=True))
+        gather: list[Sequence[int]] = []
+        points: list[list[int]] = [[] for _ in range(self.channels)]
+        owner: list[int] = []
+        for activation, same in kinds.items():
+            first = len(gather)
+            for site in same:
+                start = self.slices[site.name].start
                 for offset, members in _points_of(site):
-                    rows.append([self._starts[name] + np.arange(self._widths[name]) for name in members])
-                    width = len(rows[-1][0])
-                    place = np.full(site.width, -1)
-                    place[offset or 0 :][:width] = np.arange(point, point + width)[: site.width - (offset or 0)]
-                    stacked.append(place)
-                    owners.append(np.full(width, -1) if offset is not None else np.arange(here.start, here.stop))
-                    point += width
-                columns.append(np.stack(stacked, axis=1))
-                column = here.stop
-            self.segments.append((activation, slice(first, point)))
-        self.channels = column
-        total = sum(self._widths.values())
-        gather = _stacked([np.stack(row, axis=1) for row in rows], total)
-        self.gather = _unless_identity(gather, total)
-        self.points = _unless_identity(_stacked(columns, point), point)
-        self.owner = _unless_identity(np.where((own := np.concatenate(owners)) < 0, column, own)[None], column)
-        names = {name: site.name for site in self.sites for name in site.members}
-        self.columns = [self.slices[names[name]] for name in self.members]
-        """The channels of each member."""
-        expand = np.concatenate([np.arange(here.start, here.stop) for here in self.columns])
-        self.expand = _unless_identity(expand[None], column)
-        sizes = [site.width for site in self.sites]
-        self.site_of = torch.from_numpy(np.repeat(np.arange(len(sizes)), sizes))
-        self.starts = torch.tensor([0, *np.cumsum(sizes)[:-1].tolist()])
+                    stacked = zip(*(range(rows[name].start, rows[name].stop) for name in members), strict=True)
+                    for place, added_up in enumerate(stacked, offset or 0):
+                        owner.append(start + place if offset is None else self.channels)
+                        if place < site.width:
+                            points[start + place].append(len(gather))
+                        gather.append(added_up)
+            self.segments.append((activation, slice(first, len(gather))))
+        self.gather = _index(gather, sum(widths))
+        self.points = _index(points, len(gather))
+        self.owner = _index([(channel,) for channel in owner], self.channels)
+        self.expand = _index([(row,) for here in self.columns for row in range(here.start, here.stop)], self.channels)
+        self.starts = torch.tensor([here.start for here in self.slices.values()])
+        sizes = torch.tensor([site.width for site in self.sites])
+        self.site_of = torch.repeat_interleave(torch.arange(len(sizes)), sizes)
 
     def to(self, device: torch.device) -> None:
         for name in ("gather", "points", "expand", "owner", "site_of", "starts"):
@@ -150,8 +139,9 @@ def padded(row: Tensor, value: float = 0.0) -> Tensor:
     return torch.cat([row, row.new_full((1,), value)])
 
 
-def _width(network: nn.Module, name: str) -> int:
-    return int(network.get_submodule(name).num_features)  # type: ignore[arg-type]
+def _slices(widths: Iterable[int]) -> list[slice]:
+    """Return the places of parts of these widths, one behind the other."""
+    return [slice(start, stop) for start, stop in pairwise(accumulate(widths, initial=0))]
 
 
 def _points_of(site: Site) -> list[tuple[int | None, Sequence[str]]]:
@@ -160,15 +150,8 @@ def _points_of(site: Site) -> list[tuple[int | None, Sequence[str]]]:
     return own + [(offset, point) for offset, inner in site.entering for point in inner]
 
 
-def _stacked(parts: Sequence[np.ndarray], missing: int) -> np.ndarray:
-    """Return index columns side by side, with `missing` below those that are shorter or have -1."""
-    most = max(part.shape[1] for part in parts)
-    wide = [np.pad(part, ((0, 0), (0, most - part.shape[1])), constant_values=-1) for part in parts]
-    found = np.concatenate(wide).T
-    return np.where(found < 0, missing, found)
-
-
-def _unless_identity(index: np.ndarray, size: int) -> Tensor | None:
-    if index.shape == (1, size) and np.array_equal(index[0], np.arange(size)):
-        return None
-    return torch.from_numpy(np.ascontiguousarray(index))
+def _index(columns: Sequence[Sequence[int]], size: int) -> Tensor | None:
+    """Return columns of indices side by side, with `size` below shorter ones; None if they are 0 to `size` - 1."""
+    most = max(len(column) for column in columns)
+    index = np.array([[*column, *[size] * (most - len(column))] for column in columns]).T
+    return None if np.array_equal(index, np.arange(size)[None]) else torch.from_numpy(np.ascontiguousarray(index))
