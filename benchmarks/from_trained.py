@@ -6,7 +6,7 @@
 `prepare` writes images as arrays: DIR has `train` and `val` with a folder for each class, or CIFAR's official files.
 `run` trains the dense networks and prunes them, side by side on one GPU, each step as a CUDA graph. Each training is a
 line of FOLDER/rows.jsonl; those that are there are not repeated. Methods are those of softprune, with the scope of
-Taylor (taylor-layer), with residual streams (scp-streams), with a multiple of channels (scp:8), and Torch-Pruning's
+Taylor (taylor-layer), without residual streams (scp-activated), with a multiple of channels (scp:8), and Torch-Pruning's
 (tp-IMPORTANCE-SCOPE), whose cuts are networks that are trained like the others. With --holdout N, rows are of N
 training images that no network has seen.
 """
@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from vision import import_torchvision
 
 import softprune as sp
-from softprune.graph.sites import DEFAULT_KINDS, KINDS
+from softprune.graph.sites import DEFAULT_KINDS
 from softprune.lab.config.settings import OptimizerConfig, TrainConfig
 from softprune.lab.data import ArrayBatches, ArrayDataset, Augmentation, EpochSampler, load_data
 from softprune.lab.runs.networks import read_weights
@@ -79,6 +79,11 @@ TASKS = {
     "efficientnet_lite0": Task(dense_epochs=6, dense_lr=0.02, lr=0.02, keep=(0.5, 0.3, 0.2), side=96, weights=LITE0),
     "resnet56": Task("cifar10", dense_epochs=0, decay=5e-4, epochs=8, weights=RESNET56),
     "vgg19": Task("cifar100", dense_lr=0.1, decay=5e-4),
+    # Networks that no setting was chosen on.
+    "resnet50": Task(),
+    "efficientnet_b0": Task(),
+    "densenet121": Task(),
+    "mnasnet1_0": Task(),
 }
 
 
@@ -107,11 +112,12 @@ def build(name: str, classes: int) -> nn.Module:
 
         network = EfficientNet.from_name("efficientnet-lite0")
         network._fc = nn.Linear(1280, classes)
-        for module in network.modules():
-            if isinstance(module, nn.BatchNorm2d):
-                module.momentum = 0.1  # with its own, 0.01, the statistics of the baselines would lag behind their cut
-        return network
-    return import_torchvision().models.get_model(name, weights=None, num_classes=classes)
+    else:
+        network = import_torchvision().models.get_model(name, weights=None, num_classes=classes)
+    for module in network.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.momentum = 0.1  # with a smaller one the statistics of the baselines would lag behind their cut
+    return network
 
 
 def resized(images: Tensor, side: int) -> Tensor:
@@ -234,9 +240,13 @@ class Bench:
         method, _, multiple = method.partition(":")
         given: dict[str, Any] = {"target": {"macs": keep}, "round_to": int(multiple or 1), "seed": seed}
         if method.startswith("scp"):
-            given["site_kinds"] = KINDS if method == "scp-streams" else DEFAULT_KINDS
+            if method == "scp-activated":
+                given["site_kinds"] = DEFAULT_KINDS
             pruner: Pruner = sp.SoftPruner(network, self.example, total_steps=epochs * self.steps, **given)
             deciding = self.fit(network, epochs, lr, seed=seed, pruner=pruner, teacher=teacher)
+            torch.save(
+                pruner.masks(), self.dense_file.with_name(f"masks-{self.name}-{given['round_to']}-{keep}-{seed}.pt")
+            )
             compact = pruner.compact()
         else:
             if method.startswith("tp-"):

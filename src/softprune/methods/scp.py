@@ -12,7 +12,7 @@ from softprune.budget import Budget, TableLike
 from softprune.cut.selection import check_kinds
 from softprune.errors import CheckpointError, ConfigError
 from softprune.graph import ChannelGraph, ExampleLike
-from softprune.graph.sites import DEFAULT_KINDS
+from softprune.graph.sites import DEFAULT_KINDS, KINDS
 from softprune.log import get_logger
 from softprune.masks import MaskConfig, SoftMasks
 from softprune.methods.options import PrunerOptions, check_has_target, check_share
@@ -41,8 +41,8 @@ class SoftPruner(Pruner):
             there: the table, or the path of its file.
         masks: The constants of the masks; the defaults are the authors'.
         site_kinds: Kinds of sites beside BatchNorms that an activation reads: "sum" (BatchNorms that are added and then
-            activated share a mask; the default), "linear" (BatchNorms without an activation), "stream" (all BatchNorms
-            that write one residual stream share a mask).
+            activated share a mask), "linear" (BatchNorms without an activation), "stream" (all BatchNorms that write
+            one residual stream share a mask). Default: all three with a target, else "sum".
         options: Those of :class:`softprune.methods.options.PrunerOptions`.
     """
 
@@ -65,7 +65,7 @@ class SoftPruner(Pruner):
         latency_batch: int | None = None,
         latency_table: TableLike | None = None,
         masks: MaskConfig | None = None,
-        site_kinds: Iterable[str] = DEFAULT_KINDS,
+        site_kinds: Iterable[str] | None = None,
         **options: Unpack[PrunerOptions],
     ) -> None:
         if target is not None and strength is not None:
@@ -75,6 +75,8 @@ class SoftPruner(Pruner):
             )
         check_has_target(target, total_steps=total_steps, latency_batch=latency_batch, latency_table=latency_table)
         self.mask_config = MaskConfig() if masks is None else masks
+        if site_kinds is None:
+            site_kinds = DEFAULT_KINDS if target is None else KINDS
         self.site_kinds = check_kinds(site_kinds)
         self._steps_until_update, self.has_target = 0, target is not None
         super().__init__(model, example, strength=1e-4 if strength is None else strength, **options)
