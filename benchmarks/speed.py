@@ -1,12 +1,12 @@
-"""Milliseconds per forward of dense networks and of cuts at half of their MACs, with random weights.
+"""Milliseconds per forward of dense networks and of cuts at half of their MACs.
 
-    python benchmarks/speed.py --device cuda --budget-seconds 120
-    python benchmarks/speed.py --device cpu --backends onnxruntime --batches 1 --threads 1 --budget-seconds 600
+    python benchmarks/speed.py --device cuda --masks FOLDER --cuts chosen streams
+    python benchmarks/speed.py --device cpu --backends onnxruntime --batches 1 --threads 1 --masks FOLDER
 
-Of every site the same share of the channels is removed, in multiples of 1 to 32 and as `round_to="auto"` chooses, with
-the default sites and with those of residual streams too; the largest cut that keeps at most half of the MACs is timed.
-"dense:small" times two networks of timm as they are. Rows that the record has are not measured again: a call that
-ended with its time can be repeated.
+Cuts are those that SCP has chosen from trained weights ("chosen": masks that from_trained.py left in a folder), or take
+about the same share of every site ("activated" without residual streams, "streams" with them). "dense:small" times two
+networks of timm as they are. Rows that the record has are not measured again: a call that ended with its time can be
+repeated.
 """
 
 import argparse
@@ -14,79 +14,90 @@ import itertools
 import json
 import platform
 import time
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
+from from_trained import TASKS
+from from_trained import build as trainable
 from revision import revision
-from torch import nn
+from torch import Tensor, nn
 from vision import import_torchvision
 
 import softprune
 from softprune.bench import Runtime, alternate, paired_ratio
-from softprune.cut import make_plan, required_sites
+from softprune.budget.limit import CutSearch, PrunableNetwork, trained_like
+from softprune.cut import PrunePlan, blocks_of_sites, make_plan, required_sites
 from softprune.cut.apply import apply_plan
 from softprune.cut.selection import read_graph
-from softprune.devices import default_multiple, fitting_multiple, synchronizer
-from softprune.graph.sites import DEFAULT_KINDS
+from softprune.devices import synchronizer
+from softprune.graph import ChannelGraph
+from softprune.graph.sites import DEFAULT_KINDS, KINDS
 
-KINDS = {"default": tuple(DEFAULT_KINDS), "streams": ("sum", "linear", "stream")}
+CUTS = {"chosen": KINDS, "streams": KINDS, "activated": DEFAULT_KINDS}
 GPU = ["resnet50", "mobilenet_v2", "efficientnet_lite0", "regnet_y_400mf"]
 CONTROLS = ["ecaresnet50d:ecaresnet50d_pruned", "efficientnet_b3:efficientnet_b3_pruned"]
 CPU = [*GPU, "resnet18", "mobilenet_v3_small", "efficientnet_b0", "mnasnet1_0", "vgg16_bn", "densenet121"]
 
 
 def build(name: str) -> nn.Module:
-    """Return a network of torchvision or timm, with random weights."""
+    """Return a network of the comparison, of torchvision or of timm, with random weights and shifts."""
     torch.manual_seed(0)
-    networks = import_torchvision().models
-    if name in networks.list_models():
-        return networks.get_model(name, weights=None).eval()
-    import timm
+    if name in TASKS:
+        network = trainable(name, 1000)
+    elif name in import_torchvision().models.list_models():
+        network = import_torchvision().models.get_model(name, weights=None)
+    else:
+        import timm
 
-    return timm.create_model(name).eval()
+        network = timm.create_model(name)
+    return trained_like(network.eval())
+
+
+def alike(graph: ChannelGraph, unit: Sequence[str], block: int) -> Iterator[tuple[str, Tensor]]:
+    """Yield scores of which the same share of every site is above a threshold."""
+    width = next(site.width for site in graph.sites if site.name == unit[0])
+    order = torch.randperm(width // block, generator=torch.Generator().manual_seed(0))
+    for name in unit:
+        yield name, ((order + 0.5) / len(order)).repeat_interleave(block)
 
 
 class Networks:
     """A dense network, its cuts, and what runs them."""
 
     def __init__(self, name: str, options: argparse.Namespace) -> None:
+        self.name, self.masks = name, options.masks
         self.dense, *self.twin = (build(part) for part in name.split(":"))
-        self.example, self.seed = torch.randn(1, 3, options.input, options.input), options.seed
+        self.example = torch.randn(1, 3, options.input, options.input)
         self.cost = cache(lambda network: softprune.cost(network, self.example))
-        self.graph = cache(lambda kinds: read_graph(self.dense, self.example, kinds=KINDS[kinds]))
         self.compact, self.dense_call = cache(self._compact), cache(lambda how: how.call(self.dense, self.example))
 
-    def auto(self, kinds: str, how: Runtime) -> int:
-        """Return what `round_to="auto"` chooses."""
-        graph = self.graph(kinds)
-        multiple = default_multiple("cpu" if how.backend == "onnxruntime" else how.device)
-        return fitting_multiple(multiple, [site.width for site in graph.sites], len(required_sites(graph)))
-
-    def _compact(self, kinds: str, multiple: int) -> nn.Module:
-        """Return the largest network with at most half of the MACs."""
-        if not kinds:
+    def _compact(self, cut: str, multiple: int) -> nn.Module:
+        """Return the network with half of the MACs."""
+        if not cut:
             return self.twin[0]
-        graph, most = self.graph(kinds), self.cost(self.dense).macs / 2
+        graph = read_graph(self.dense, self.example, kinds=CUTS[cut])
 
-        def plan(share: float) -> Any:
-            masks = {}
-            for site in graph.sites:
-                count = -(-max(1, round(share * site.width)) // multiple) * multiple
-                order = torch.randperm(site.width, generator=torch.Generator().manual_seed(self.seed))
-                masks[site.name] = order < count
+        def plan(masks: Any) -> PrunePlan:
             return make_plan(graph, self.dense, masks, round_to=multiple)
 
-        low, high = 0.0, 1.0
-        for _ in range(7):
-            middle = (low + high) / 2
-            low, high = (middle, high) if plan(middle).macs <= most else (low, middle)
-        return apply_plan(plan(low), self.dense)
+        if cut == "chosen":
+            masks = torch.load(self.masks / f"masks-{self.name}-{multiple}-0.5-0.pt", map_location="cpu")
+        else:
+            floors = {site.name: int(site.name in required_sites(graph)) for site in graph.sites}
+            prunable = PrunableNetwork(graph, self.dense, graph.example, floors, blocks_of_sites(graph), multiple)
+            scores = {
+                name: score for unit, block in prunable.units().items() for name, score in alike(graph, unit, block)
+            }
+            search = CutSearch(scores, prunable, lambda masks: plan(masks).macs, self.cost(self.dense).macs / 2)
+            masks = search.masks(search.fit())
+        return apply_plan(plan(masks), self.dense)
 
-    def row(self, kinds: str, multiple: int, how: Runtime, repeats: int) -> dict[str, Any]:
+    def row(self, cut: str, multiple: int, how: Runtime, repeats: int) -> dict[str, Any]:
         """Time dense and compact network in turns."""
-        compact = self.compact(kinds, multiple)
+        compact = self.compact(cut, multiple)
         costs = self.cost(self.dense), self.cost(compact)
         calls = {"dense": self.dense_call(how), "compact": how.call(compact, self.example)}
         with how.threads_set():
@@ -104,8 +115,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--networks", nargs="+")
     parser.add_argument("--input", type=int, default=224)
-    parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS))
-    parser.add_argument("--round-to", nargs="+", type=int, default=[0, 32, 16, 8, 1], help="0: as auto chooses")
+    parser.add_argument("--cuts", nargs="+", default=["chosen"], choices=list(CUTS))
+    parser.add_argument("--masks", type=Path, help="what from_trained.py left, for chosen cuts")
+    parser.add_argument("--round-to", nargs="+", type=int, default=[8])
     parser.add_argument("--backends", nargs="+", default=["compile"])
     parser.add_argument("--dtypes", nargs="+")
     parser.add_argument("--batches", nargs="+", type=int, default=[64, 256])
@@ -113,7 +125,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--cpu-time", action="store_true", help="count the time of the CPU alone, on a busy machine")
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--commit", default="", help="of this source, where git cannot tell")
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--budget-seconds", type=float, default=120)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "records" / "speed.json")
     options = parser.parse_args()
@@ -131,11 +142,11 @@ def main() -> None:
     options = arguments()
     end = time.monotonic() + options.budget_seconds
     record = json.loads(options.out.read_text()) if options.out.is_file() else {"rows": []}
-    record["what"] = "milliseconds per forward with random weights, the least of several blocks in turns"
+    record["what"] = "milliseconds per forward, the least of several blocks in turns; half of the MACs are cut"
     versions = {"python": platform.python_version(), "torch": torch.__version__, "softprune": softprune.__version__}
     stamp = {
         "clock": "CPU time" if options.cpu_time else "wall",
-        "seed": options.seed,
+        "seed": 0,
         "versions": versions,
         "commit": options.commit or revision("src"),
     }
@@ -143,20 +154,19 @@ def main() -> None:
     own, current = None, ""
     ways = list(itertools.product(options.batches, options.dtypes, options.backends))
     for network in options.networks:
-        cuts = [("", 0)] if ":" in network else list(itertools.product(options.kinds, options.round_to))
-        for (kinds, wanted), (batch, dtype, backend) in itertools.product(cuts, ways):
+        cuts = [("", 0)] if ":" in network else list(itertools.product(options.cuts, options.round_to))
+        for (cut, multiple), (batch, dtype, backend) in itertools.product(cuts, ways):
             if time.monotonic() > end:
                 print("out of time; the same call continues")
                 return
             how = Runtime(backend=backend, device=options.device, dtype=dtype, batch=batch, threads=options.threads)
             if own is None or current != network:  # one network at a time, for the memory of the device
                 own, current = Networks(network, options), network
-            auto = own.auto(kinds, how) if kinds else 0
             key = {"network": network, "input": options.input, "dtype": dtype, "runtime": backend, "batch": batch}
-            key |= {"device": options.place, "sites": kinds, "round_to": wanted or auto}
+            key |= {"device": options.place, "cut": cut, "round_to": multiple}
             if all(any(row[name] != value for name, value in key.items()) for row in record["rows"]):
-                row = key | own.row(kinds, wanted or auto, how, options.repeats)
-                row["defaults"] = kinds == "default" and row["round_to"] == auto
+                row = key | own.row(cut, multiple, how, options.repeats)
+                row["defaults"] = cut == "chosen" and multiple == 8
                 record["rows"].append(row | stamp)
                 options.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
                 print(row, flush=True)
