@@ -42,6 +42,11 @@ class Pruner(HookOwner):
     scheduler and wrappers stay as they are. :class:`softprune.methods.options.PrunerOptions` has the other keywords,
     which all methods take.
 
+    In the training loop: :meth:`parameter_groups`, :meth:`attach`, :meth:`loss`, :meth:`end_epoch`; to log,
+    :meth:`metrics`, :attr:`status` and :attr:`penalty`. The decision: :meth:`masks`, :meth:`summary`, :meth:`decide`.
+    The cut: :meth:`plan`, :meth:`compact`. To resume: :meth:`state_dict`, :meth:`load_state_dict`. The end:
+    :meth:`release`, :meth:`detach`.
+
     Args:
         model: The network; masked in place.
         example: What the model is called with: a tensor, a tuple of arguments, or (args, kwargs).
