@@ -410,8 +410,9 @@ class Pruner(HookOwner):
 
     def summary(self) -> Summary:
         """Return width and kept channels per site, and the totals before and after. Prints as a table."""
+        plan, _, masks = self._plan_cut(None, None, gathers=True)
         dead = self.site_masks.by_site(self.site_masks.dead())
-        return summarise(self.sites, self.plan(), self.masks(), dead, self.floors)
+        return summarise(self.sites, plan, masks, dead, self.floors)
 
     @torch.inference_mode(False)
     @without_gc()
