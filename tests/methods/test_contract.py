@@ -55,15 +55,15 @@ methods_on_topologies = pytest.mark.parametrize(
 )
 
 
-def build(method: str, network: str, **more: Any) -> Pruner:
+def build(method: str, network: str | Callable[[], nn.Module], example: Any = None, **more: Any) -> Pruner:
     """A pruner at work on the network, always from the same start."""
-    images, _ = batch()
-    torch.manual_seed(0)
+    make = NETWORKS[network] if isinstance(network, str) else network
+    example = batch()[0] if example is None else example
     settings = {**SETTINGS.get(method, {}), **more}
     if method == "scratch":
-        settings["plan"] = RandomPruner(NETWORKS[network](), images, ratio=0.5).plan()
-    torch.manual_seed(1)
-    return REGISTRY[method](NETWORKS[network](), images, **settings)
+        settings = {"plan": RandomPruner(make(), example, ratio=0.5).plan()}
+    torch.manual_seed(0)
+    return REGISTRY[method](make(), example, **settings)
 
 
 def run(pruner: Pruner, epochs: int = 2, first: int = 0) -> torch.optim.SGD:
@@ -78,12 +78,7 @@ def run(pruner: Pruner, epochs: int = 2, first: int = 0) -> torch.optim.SGD:
 def build_on(method: str, topology: str, **more: Any) -> Pruner:
     """A pruner at work on a network of the table, always from the same start."""
     kind = TOPOLOGIES[topology]
-    torch.manual_seed(0)
-    model = randomise_(kind.build())
-    settings = {**SETTINGS.get(method, {}), **more}
-    if method == "scratch":
-        settings = {"plan": RandomPruner(kind.build(), kind.example(), ratio=0.5).plan()}
-    return REGISTRY[method](model, kind.example(), **settings)
+    return build(method, lambda: randomise_(kind.build()), kind.example(), **more)
 
 
 def take_steps(pruner: Pruner, optimizer: torch.optim.Optimizer, topology: str, steps: range) -> None:

@@ -1,4 +1,4 @@
-"""Loops with more around a step: SAM, Lookahead, averages of weights, clipped gradients, validation between steps."""
+"""Loops with more around a step: accumulation, GradScaler, closures, averages, clipped gradients, validation."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from method_networks import Chain, batch, sgd, train
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
 
 from softprune.cut import remap_optimizer
 from softprune.errors import ModelError
 from softprune.masks import is_masked
-from softprune.methods import REGISTRY, SoftPruner
+from softprune.methods import REGISTRY, Pruner, SoftPruner
 
 
 def made(**options: Any) -> SoftPruner:
@@ -181,3 +181,109 @@ def test_update_bn_averages_all_batches_in_every_channel() -> None:
         update_bn([batch(step)[0] for step in range(6)], model)
     torch.testing.assert_close(pruner.model[1].running_mean, plain[1].running_mean)
     torch.testing.assert_close(pruner.model[1].running_var, plain[1].running_var)
+
+
+# --- noise, accumulated gradients, skipped steps ----------------------------------------------------------------------
+
+
+class Loop:
+    """A network with channels near the edge, its pruner and optimizer: two of these are the same."""
+
+    def __init__(self, *, fused: bool | None = None) -> None:
+        torch.manual_seed(0)
+        self.model = Chain().train()
+        self.pruner = SoftPruner(self.model, batch()[0], strength=1e-2, seed=7)
+        with torch.no_grad():
+            for norm in self.pruner.norms.values():
+                norm.bias.copy_(torch.linspace(-3, 0, norm.num_features))
+        self.optimizer = torch.optim.SGD(self.pruner.parameter_groups(1e-4), lr=0.05, momentum=0.9, fused=fused)
+        self.pruner.attach(self.optimizer)
+
+    def objective(self, number: int) -> Tensor:
+        images, labels = batch(number)
+        return self.pruner.loss(F.cross_entropy(self.model(images), labels))
+
+
+def test_noise_differs_between_steps_and_forwards_and_repeats_with_the_seed() -> None:
+    losses = []
+    for loop in (Loop(), Loop()):
+        losses.append([loop.objective(0).item() for _ in range(2)])
+        loop.optimizer.step()  # no gradient: only the clock moves
+        losses[-1] += [loop.objective(0).item() for _ in range(2)]
+    assert losses[0] == losses[1]
+    assert len({*losses[0]}) == 4
+
+
+def test_two_forwards_in_a_step_draw_two_masks_and_accumulate() -> None:
+    """Two half losses accumulated are the mean of two forwards in one graph."""
+    accumulated, joint = Loop(), Loop()
+    for piece in (0, 1):
+        (accumulated.objective(piece) / 2).backward()
+    ((joint.objective(0) + joint.objective(1)) / 2).backward()
+    for a, b in zip(accumulated.model.parameters(), joint.model.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad)
+    accumulated.optimizer.step()
+    assert accumulated.pruner.clock.state_dict() == {"seed": 7, "step": 1, "forward": 0}
+
+
+def test_a_step_that_a_grad_scaler_skips_does_not_count() -> None:
+    loop = Loop()
+    scaler = torch.amp.GradScaler("cpu", init_scale=1.0)
+    for skipped in (True, False):
+        scaler.scale(loop.objective(0)).backward()
+        if skipped:
+            next(loop.model.parameters()).grad.fill_(float("inf"))  # type: ignore[union-attr]
+        scaler.step(loop.optimizer)
+        scaler.update()
+        loop.optimizer.zero_grad()
+        assert int(loop.pruner.clock.step) == int(not skipped)
+
+
+def test_a_fused_optimizer_that_is_stepped_but_skips_does_not_count() -> None:
+    loop = Loop(fused=True)
+    loop.objective(0).backward()
+    loop.optimizer.grad_scale = None
+    for found_inf in (1.0, 0.0):
+        loop.optimizer.found_inf = torch.tensor(found_inf)  # as GradScaler leaves it
+        loop.optimizer.step()
+        assert int(loop.pruner.clock.step) == int(not found_inf)
+
+
+# --- closures ---------------------------------------------------------------------------------------------------------
+
+
+def gradients(pruner: Pruner, step: int = 0) -> Tensor:
+    images, labels = batch(step)
+    pruner.model.zero_grad()
+    loss = pruner.loss(F.cross_entropy(pruner.model(images), labels))
+    loss.backward()
+    return loss
+
+
+@pytest.mark.parametrize("method", ["scp", "fpgm", "sss", "variational"])
+def test_steps_with_a_closure_are_those_without(method: str) -> None:
+    pruners = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        pruners.append(REGISTRY[method](Chain(), batch()[0]))
+    train(pruners[0], sgd(pruners[0]), 3)
+    optimizer = sgd(pruners[1])
+    for step in range(3):
+        optimizer.step(lambda step=step: gradients(pruners[1], step))
+    for one, other in zip(*(pruner.detach().state_dict().values() for pruner in pruners), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_the_losses_of_a_closure_are_of_one_step() -> None:
+    pruner = SoftPruner(Chain(), batch()[0])
+    optimizer = torch.optim.LBFGS(pruner.model.parameters(), lr=1e-3, max_iter=4, tolerance_grad=0, tolerance_change=0)
+    pruner.attach(optimizer)
+    losses = []
+
+    def closure() -> Tensor:
+        losses.append(gradients(pruner))
+        return losses[-1]
+
+    optimizer.step(closure)
+    assert len(losses) > 3
+    assert int(pruner.clock.step) == 1

@@ -107,8 +107,8 @@ class _MaskedSync(MaskedBatchNorm):
             return super()._train(x, folded)
         if folded.n is None and folded.weight is not self.weight:
             raise ModelError(
-                "Methods with a scale of their own cannot train SyncBatchNorms across processes. "
-                "Keep plain BatchNorms (train.sync_batchnorm = false)."
+                "methods with a scale of their own cannot train SyncBatchNorms across processes. Got one; keep plain "
+                "BatchNorms."
             )
         statistics = [each for each in (self.running_mean, self.running_var) if each is not None]
         before = [each.clone() for each in statistics]

@@ -275,8 +275,7 @@ class SoftMasks(Masks):
         return [] if replaced else [*self.inputs]
 
     def restore_inputs(self, inputs: list[Call]) -> None:
-        move = {"device": self.device}
-        self.inputs = [tree_map_only(Tensor, lambda tensor: tensor.to(**move), call) for call in inputs]
+        self.inputs = [tree_map_only(Tensor, lambda tensor: tensor.to(self.device), call) for call in inputs]
 
     def state_dict(self) -> dict[str, Tensor]:
         return {}  # what decides is in the weights, or in the budget's state

@@ -51,6 +51,11 @@ class Pruner(HookOwner):
     scheduler and wrappers stay as they are. :class:`softprune.methods.options.PrunerOptions` has the other keywords,
     which all methods take.
 
+    In the training loop: :meth:`parameter_groups`, :meth:`attach`, :meth:`loss`, :meth:`end_epoch`; to log,
+    :meth:`metrics`, :attr:`status` and :attr:`penalty`. The decision: :meth:`masks`, :meth:`summary`, :meth:`decide`.
+    The cut: :meth:`plan`, :meth:`compact`. To resume: :meth:`state_dict`, :meth:`load_state_dict`. The end:
+    :meth:`release`, :meth:`detach`.
+
     Args:
         model: The network; masked in place.
         example: What the model is called with: a tensor, a tuple of arguments, or (args, kwargs).
@@ -415,8 +420,9 @@ class Pruner(HookOwner):
 
     def summary(self) -> Summary:
         """Return width and kept channels per site, and the totals before and after. Prints as a table."""
+        plan, _, masks = self._plan_cut(None, None, gathers=True)
         dead = self.site_masks.by_site(self.site_masks.dead())
-        return summarise(self.sites, self.plan(), self.masks(), dead, self.floors)
+        return summarise(self.sites, plan, masks, dead, self.floors)
 
     @torch.inference_mode(False)
     @without_gc()
