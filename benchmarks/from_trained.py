@@ -6,9 +6,9 @@
 `prepare` writes images as arrays: DIR has `train` and `val` with a folder for each class, or CIFAR's official files.
 `run` trains the dense networks and prunes them, side by side on one GPU, each step as a CUDA graph. Each training is a
 line of FOLDER/rows.jsonl; those that are there are not repeated. Methods are those of softprune, with the scope of
-Taylor (taylor-layer), without residual streams (scp-activated), with a multiple of channels (scp:8), and those of
-Torch-Pruning (tp-IMPORTANCE-SCOPE), whose cuts are networks that are trained like the others. With --holdout N, rows are
-of N training images that no network has seen.
+Taylor (taylor-layer), without residual streams (scp-activated), with a multiple of channels (scp:8), and Torch-Pruning
+(tp-IMPORTANCE-SCOPE), whose cuts are networks that are trained like the others. With --holdout N, rows are of N
+training images that no network has seen.
 """
 
 import argparse
