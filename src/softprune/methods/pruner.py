@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from softprune.budget import Budget, BudgetStatus, Limit, PrunableNetwork
-from softprune.cut import Certificate, PrunePlan, coupled_sites, cut_and_verify, make_plan, required_sites, without_gc
+from softprune.cut import Certificate, PrunePlan, coupled_sites, cut_and_verify, make_plan, required_sites
 from softprune.cut.selection import NO_BATCHNORM, Globs, read_graph
 from softprune.devices import WIDTH_MULTIPLE, default_multiple, fitting_multiple
 from softprune.errors import CheckpointError, ConfigError, ModelError, first_few, is_integer
@@ -415,7 +415,6 @@ class Pruner(HookOwner):
         return summarise(self.sites, plan, masks, dead, self.floors)
 
     @torch.inference_mode(False)
-    @without_gc()
     def compact(
         self, model: nn.Module | None = None, *, round_to: int | None = None, gathers: bool = True
     ) -> nn.Module:
