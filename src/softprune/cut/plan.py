@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -176,10 +176,6 @@ def _read(record: type[Record], values: dict[str, Any]) -> Record:
     """Return a record from the values of a file, whose lists are tuples here."""
     names = {in_file: name for name, in_file in NAMES_IN_FILES.items()}
     values = {name: tuple(v) if isinstance(v, list) else v for name, v in _renamed(values, names).items()}
-    optional = {"constants", "attributes"}
-    missing = {each.name for each in fields(record)} - optional - values.keys()  # type: ignore[arg-type]
-    if missing:
-        raise KeyError(*missing)
     return record(**(values | ({"kind": "constant"} if values.get("kind") == "source" else {})))
 
 

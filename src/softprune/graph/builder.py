@@ -370,26 +370,23 @@ class GraphBuilder:
 
         return read(moved, node.meta["val"])
 
-    def add_layer(self, node: Node, weight: Node, bias: Node | None, use: Use, build: Callable[[str], LayerOp]) -> bool:
+    def add_layer(self, node: Node, weight: Node, bias: Node | None, use: Use, fresh: LayerOp) -> bool:
         """Record a convolution or linear layer; False where its parameters are not one such module's own."""
-        name = self._owner(node, weight, bias)
-        if name is None or not isinstance(self.modules[name], LAYERS):
+        name, module = fresh.name, self.modules[fresh.name]
+        if not self._owns(node, weight, bias) or not isinstance(module, LAYERS) or fresh.kind != layer_kind(module):
             return False
-        fresh = build(name)
-        if fresh.kind != layer_kind(self.modules[name]):
-            return False  # a convolution's weight in a transposed one: its rows are the inputs there
         first = self._claim(weight, bias, name)
         use.module = name
         fresh.selectable = fresh.selectable and not _reads_inside(node)
         # What a subclass computes around the operator is unknown.
-        fresh.replaceable = type(self.modules[name]) in PLAIN_LAYERS
+        fresh.replaceable = type(module) in PLAIN_LAYERS
         self._add_call(node, self.layers.setdefault(first, fresh), fresh, use, weight, bias)
         return True
 
     def add_norm(self, node: Node, weight: Node | None, bias: Node | None, use: Use) -> bool:
         """Record a BatchNorm or InstanceNorm; False where its parameters are not one known module's own."""
-        name = self._owner(node, weight, bias)
-        if name is None or not is_known_norm(type(self.modules[name])):
+        name = self.module_name(node)
+        if not self._owns(node, weight, bias) or not is_known_norm(type(self.modules[name])):
             return False
         first = self._claim(weight, bias, name)
         if first != name:
@@ -411,18 +408,17 @@ class GraphBuilder:
 
     # --- inside ------------------------------------------------------------------------------------------------
 
-    def _owner(self, node: Node, weight: Node | None, bias: Node | None) -> str | None:
-        """Return the module that ran `node` if both parameters are its own."""
-        name = self.module_name(node)
+    def _owns(self, node: Node, weight: Node | None, bias: Node | None) -> bool:
+        """Return whether both parameters are those of the module that ran `node`."""
         if weight is None:  # an InstanceNorm mostly has no parameters
-            return name
+            return True
         if "tensor" not in weight.meta or (bias is not None and "tensor" not in bias.meta):
-            return None
+            return False
         # By identity: a tied weight is read under the name of its first owner.
-        tensor, module = self.tensors[weight.meta["tensor"]], self.modules[name]
+        module, tensor = self.module_of(node), self.tensors[weight.meta["tensor"]]
         shift = None if bias is None else self.tensors[bias.meta["tensor"]]
         own = (getattr(module, "weight", None), getattr(module, "running_mean", None))
-        return name if any(tensor is mine for mine in own) and getattr(module, "bias", None) is shift else None
+        return any(tensor is mine for mine in own) and getattr(module, "bias", None) is shift
 
     def _claim(self, weight: Node | None, bias: Node | None, name: str) -> str:
         """Let module `name` cut these parameters, unless a module with the same weight does; return who does."""
