@@ -33,6 +33,7 @@ DOCUMENTS = (
     "docs/training.md",
     "docs/budgets.md",
     "docs/speed.md",
+    "docs/yolo.md",
 )
 MARKS = re.compile(r"(<!-- table: (.+?) -->)\n.*?<!-- end -->", re.DOTALL)
 Row = dict[str, str]
@@ -172,6 +173,25 @@ def speed() -> str:
 
     rows = [[*key, *(cell(found.get(each)) for each in multiples)] for key, found in networks.items()]
     return markdown(["network", "runtime", "device", *(f"multiples of {each}" for each in multiples)], rows)
+
+
+def yolo() -> str:
+    """Return detectors before and after they were pruned inside ultralytics' training."""
+    rows = []
+    for row in record("yolo")["rows"]:
+        dense, more = (f"{epochs} epochs" for epochs in row["epochs"].values())
+        labels = {"dense": f"dense, {dense}", "control": f"{more} more, dense", "compact": f"{more} more, pruned"}
+        for name, label in (labels | {"reloaded": '`YOLO("pruned.pt")`'}).items():
+            if name in row["map50"]:
+                cells = [row["network"], label, f"{row['map50'][name]:.3f}", f"{row['map50_95'][name]:.3f}"]
+                cells += [f"{row[key][name] / 1e6:.1f} M" for key in ("macs", "parameters") if name in row[key]]
+                faster = [f", {each['speed_up']:.2f}x" if name == "compact" else "" for each in row["latency"]]
+                times = [f"{each[name]['median_ms']:.0f} ms" for each in row["latency"] if name in each]
+                cells += [time + gain for time, gain in zip(times, faster, strict=False)]
+                cells += [""] * (8 - len(cells))
+                rows.append([*cells, f"{row['onnx_difference']:.0e} px" if name == "reloaded" else ""])
+    head = ["network", "", "mAP50", "mAP50-95", "MACs, 96 px", "parameters", "PyTorch", "ONNX Runtime", "ONNX off by"]
+    return markdown(head, rows, left=2)
 
 
 def training() -> str:
@@ -431,6 +451,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "accuracy": accuracy,
     "from_trained": from_trained,
     "speed": speed,
+    "yolo": yolo,
     "results": scp_table,
     "training": training,
     "goals": goals,

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import softprune as sp
-from softprune.cut import PrunePlan, apply_plan, make_plan, verify_plan
+from softprune.cut import PrunePlan, apply_plan, cut_and_verify, make_plan
 from softprune.cut.verify import by_sample, compare, masks_on, noise, outputs_of, random_inputs
 from softprune.errors import ModelError, VerificationError
 from softprune.graph import Example, trace
@@ -171,7 +171,7 @@ def test_outputs_without_a_finite_number_prove_nothing() -> None:
     broken = Net()
     broken.bn.running_var.fill_(-1.0)
     with pytest.raises(ModelError, match="finite outputs"):
-        verify_plan(plan, broken, masks, IMAGES)
+        cut_and_verify(plan, broken, masks, IMAGES)
 
 
 def test_the_difference_is_that_of_the_output_that_differs_most_relative_to_its_scale() -> None:

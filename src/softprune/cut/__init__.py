@@ -17,7 +17,6 @@ from softprune.cut.plan import PrunePlan as PrunePlan
 from softprune.cut.apply import apply_plan as apply_plan
 from softprune.cut.apply import plain_copy as plain_copy
 from softprune.cut.apply import plans_of as plans_of
-from softprune.cut.verify import without_gc as without_gc
 from softprune.cut.apply import remap_optimizer as remap_optimizer
 from softprune.cut.saved import Origin as Origin
 from softprune.cut.saved import load as load
@@ -28,4 +27,3 @@ from softprune.cut.saved import saved_path as saved_path
 from softprune.cut.verify import Certificate as Certificate
 from softprune.cut.verify import cut_and_verify as cut_and_verify
 from softprune.cut.verify import verify as verify
-from softprune.cut.verify import verify_plan as verify_plan

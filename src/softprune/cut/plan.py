@@ -5,21 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
-from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from softprune.cut.analyses import BoolArray, Liveness, constants, depthwise
 from softprune.errors import PlanError
 from softprune.graph import ChannelGraph
 from softprune.graph.channels import ConstantOp, ForwardAnalysis, LayerOp, NormOp, SelectOp, Use
-from softprune.graph.modules import ConstantOutput, Select
 
 FORMAT = "softprune.plan"
 VERSION = 1
@@ -67,16 +64,6 @@ class ParameterCut:
     dim: int
     width: int
     kept: Indices
-
-
-KINDS: dict[str, type[nn.Module]] = {
-    "conv": _ConvNd,
-    "conv_transpose": _ConvTransposeNd,
-    "linear": nn.Linear,
-    "norm": _NormBase,
-    "select": Select,
-    "constant": ConstantOutput,
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,16 +152,6 @@ class PrunePlan:
                     f"this plan is for a {self.model} whose '{key}' is {self.dense.get(key, 'absent')}. "
                     f"Got {shapes.get(key, 'absent')}; build the model with the arguments it was pruned with."
                 )
-        found = dict(model.named_modules(remove_duplicate=False))
-        for name, target in {**{name: name for name in self.modules}, **self.aliases}.items():
-            kind, module = self.modules[target].kind, found.get(name)
-            # A convolution and its transposed one may have the same shapes.
-            transposed = isinstance(module, _ConvTransposeNd) != (kind == "conv_transpose")
-            if transposed or not isinstance(module, KINDS[kind]):
-                raise PlanError(
-                    f"this plan cuts '{name}' as a module of kind {kind!r}. Got a {type(module).__name__} in "
-                    f"{class_name(model)}; use the plan of this network."
-                )
 
 
 def class_name(model: nn.Module) -> str:
@@ -199,10 +176,6 @@ def _read(record: type[Record], values: dict[str, Any]) -> Record:
     """Return a record from the values of a file, whose lists are tuples here."""
     names = {in_file: name for name, in_file in NAMES_IN_FILES.items()}
     values = {name: tuple(v) if isinstance(v, list) else v for name, v in _renamed(values, names).items()}
-    optional = {"constants", "attributes"}
-    missing = {each.name for each in fields(record)} - optional - values.keys()  # type: ignore[arg-type]
-    if missing:
-        raise KeyError(*missing)
     return record(**(values | ({"kind": "constant"} if values.get("kind") == "source" else {})))
 
 

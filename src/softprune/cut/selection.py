@@ -10,7 +10,6 @@ from softprune.costs import cost
 from softprune.cut.analyses import floor_masks, required_sites
 from softprune.cut.plan import dense_macs, make_plan
 from softprune.cut.trial import trial_cut
-from softprune.cut.verify import without_gc
 from softprune.errors import ConfigError, ModelError, few_of, first_few
 from softprune.graph import ChannelGraph, ExampleLike, Frozen, Site, trace
 from softprune.graph.channels import OpaqueOp
@@ -29,7 +28,6 @@ NO_BATCHNORM = (
 KIND_WORDS = {"sum": "of a sum of BatchNorms", "linear": "without an activation", "stream": "of a residual stream"}
 
 
-@without_gc()
 def read_graph(
     model: nn.Module,
     example: ExampleLike,

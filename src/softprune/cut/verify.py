@@ -1,6 +1,5 @@
 """Verify a cut: the compact network computes what the masked network computes, in float64 and in its own precision."""
 
-import gc
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -105,18 +104,6 @@ def one_thread() -> Iterator[None]:
             yield
         finally:
             torch.set_num_threads(found)
-
-
-@contextmanager
-def without_gc() -> Iterator[None]:
-    """Switch the garbage collector off: reading and cutting make many objects, all of which it visits each time."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 # --- outputs ----------------------------------------------------------------------------------------------------------
@@ -335,11 +322,6 @@ def changed_and_verified(
     found = proof.compare(changed, (network,))
     _narrow_(changed, network)
     return changed, proof.compare_rounded(changed, found)
-
-
-def verify_plan(plan: PrunePlan, network: nn.Module, masks: Mapping[str, Tensor], example: ExampleLike) -> Certificate:
-    """Verify that `network` with hard `masks` equals `network` cut by `plan`."""
-    return cut_and_verify(plan, network, masks, example)[1]
 
 
 @contextmanager

@@ -164,8 +164,6 @@ class GraphBuilder:
     norm_nodes: dict[str, list[Node]] = field(default_factory=dict)
     shared_norms: set[str] = field(default_factory=set)
     """BatchNorms whose parameters another module has as well."""
-    uncalled_norms: set[str] = field(default_factory=set)
-    """BatchNorms whose parameters are given to a function."""
     values: dict[Node, Any] = field(default_factory=dict)
     """Node of the pass at hand -> its Value, a list of Values, or the node itself for a parameter."""
     training: bool = False
@@ -372,32 +370,24 @@ class GraphBuilder:
 
         return read(moved, node.meta["val"])
 
-    def add_layer(self, node: Node, weight: Node, bias: Node | None, use: Use, build: Callable[[str], LayerOp]) -> bool:
+    def add_layer(self, node: Node, weight: Node, bias: Node | None, use: Use, fresh: LayerOp) -> bool:
         """Record a convolution or linear layer; False where its parameters are not one such module's own."""
-        owner = self._owner(node, weight, bias)
-        if owner is None or not isinstance(self.modules[owner[0]], LAYERS):
+        name, module = fresh.name, self.modules[fresh.name]
+        if not self._owns(node, weight, bias) or not isinstance(module, LAYERS) or fresh.kind != layer_kind(module):
             return False
-        name, called = owner
-        fresh = build(name)
-        if fresh.kind != layer_kind(self.modules[name]):
-            return False  # a convolution's weight in a transposed one: its rows are the inputs there
         first = self._claim(weight, bias, name)
         use.module = name
-        if fresh.groups > 1 and not called:
-            for atoms in (use.inputs, use.outputs):
-                self.table.pin(atoms, f"forward() calls '{name}' as a function, with its own number of groups")
-        fresh.selectable = fresh.selectable and called and not _reads_inside(node)
-        # What a subclass computes around the operator is unknown; called from outside, it may not be replaced.
-        fresh.replaceable = called and type(self.modules[name]) in PLAIN_LAYERS
+        fresh.selectable = fresh.selectable and not _reads_inside(node)
+        # What a subclass computes around the operator is unknown.
+        fresh.replaceable = type(module) in PLAIN_LAYERS
         self._add_call(node, self.layers.setdefault(first, fresh), fresh, use, weight, bias)
         return True
 
     def add_norm(self, node: Node, weight: Node | None, bias: Node | None, use: Use) -> bool:
         """Record a BatchNorm or InstanceNorm; False where its parameters are not one known module's own."""
-        owner = self._owner(node, weight, bias)
-        if owner is None or not is_known_norm(type(self.modules[owner[0]])):
+        name = self.module_name(node)
+        if not self._owns(node, weight, bias) or not is_known_norm(type(self.modules[name])):
             return False
-        name, called = owner
         first = self._claim(weight, bias, name)
         if first != name:
             self.shared_norms |= {name, first}
@@ -406,9 +396,7 @@ class GraphBuilder:
                     self.table.pin(atoms, f"the BatchNorms '{first}' and '{name}' share their parameters")
             return False
         use.module = name
-        if not called:
-            self.uncalled_norms.add(name)
-        fresh = NormOp(name, selectable=called and not _reads_inside(node))
+        fresh = NormOp(name, selectable=not _reads_inside(node))
         self._add_call(node, self.norms.setdefault(name, fresh), fresh, use, weight, bias)
         self.norm_nodes.setdefault(name, []).append(node)
         return True
@@ -420,21 +408,17 @@ class GraphBuilder:
 
     # --- inside ------------------------------------------------------------------------------------------------
 
-    def _owner(self, node: Node, weight: Node | None, bias: Node | None) -> tuple[str, bool] | None:
-        """Return (module that holds both parameters, whether `node` ran in that module's own forward)."""
+    def _owns(self, node: Node, weight: Node | None, bias: Node | None) -> bool:
+        """Return whether both parameters are those of the module that ran `node`."""
         if weight is None:  # an InstanceNorm mostly has no parameters
-            return self.module_name(node), True
+            return True
         if "tensor" not in weight.meta or (bias is not None and "tensor" not in bias.meta):
-            return None
-        tensor = self.tensors[weight.meta["tensor"]]
-        shift = None if bias is None else self.tensors[bias.meta["tensor"]]
+            return False
         # By identity: a tied weight is read under the name of its first owner.
-        for owner, called in ((self.module_name(node), True), (weight.meta["tensor"].rpartition(".")[0], False)):
-            module = self.modules[owner]
-            own = (getattr(module, "weight", None), getattr(module, "running_mean", None))
-            if any(tensor is mine for mine in own) and getattr(module, "bias", None) is shift:
-                return owner, called
-        return None
+        module, tensor = self.module_of(node), self.tensors[weight.meta["tensor"]]
+        shift = None if bias is None else self.tensors[bias.meta["tensor"]]
+        own = (getattr(module, "weight", None), getattr(module, "running_mean", None))
+        return any(tensor is mine for mine in own) and getattr(module, "bias", None) is shift
 
     def _claim(self, weight: Node | None, bias: Node | None, name: str) -> str:
         """Let module `name` cut these parameters, unless a module with the same weight does; return who does."""

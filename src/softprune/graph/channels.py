@@ -175,7 +175,7 @@ class LayerOp(_Called):
     """The module's own input is what the operator reads, so an index can be put before it."""
     uses: list[Use] = field(default_factory=list)
     replaceable: bool = True
-    """The module itself is called and its forward is known, so that it may get a bias, or give way to a constant."""
+    """The module's forward is known, so that it may get a bias, or give way to a constant."""
 
     @property
     def aliases(self) -> tuple[str, ...]:

@@ -150,47 +150,37 @@ def piece(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
         assert isinstance(first, Node)
         if first not in builder.sliced:
             builder.sliced.add(first)
-            slices = [_bounds(user, dim, len(atoms)) for user in first.users if operator_name(user) in SLICES]
+            slices = [_bounds(user, dim, len(atoms)) for user in first.users if operator_name(user) == "slice"]
             _bind_slices(builder, node, atoms, slices)
     return output
 
 
-SLICES = ("slice", "narrow")
-
-
-def _bind_slices(
-    builder: GraphBuilder, node: Node, atoms: IntArray, slices: Sequence[tuple[int, int, bool] | None]
-) -> None:
+def _bind_slices(builder: GraphBuilder, node: Node, atoms: IntArray, slices: Sequence[tuple[int, int] | None]) -> None:
     """Bind all slices that are taken of one tensor."""
     known = [bounds for bounds in slices if bounds is not None]
     reason = builder.reason(node, "slices channels at hard-coded indices")
     if len(known) < len(slices):
         builder.table.pin(atoms, reason)
         return
-    edges = sorted({0, len(atoms), *(edge for start, end, _ in known for edge in (start, end))})
+    edges = sorted({0, len(atoms), *(edge for bounds in known for edge in bounds)})
     pieces = np.split(atoms, edges[1:-1])
     if len({len(piece) for piece in pieces}) == 1:
         builder.equal_widths.append(EqualWidths(tuple(pieces), builder.module_name(node)))
         builder.add_unproven_size(node, atoms)
     else:
-        last = max(end if end < len(atoms) or strict else start for start, end, strict in known)
+        last = max(end if end < len(atoms) else start for start, end in known)
         builder.table.pin(atoms[:last], reason)
         builder.add_unproven_size(node, atoms, "slices channels at a share of their number")  # if not at a literal
 
 
-def _bounds(node: Node, dim: int, width: int) -> tuple[int, int, bool] | None:
-    """Return (start, end, whether it must reach the end) of a slice along `dim`; None if it is no range."""
+def _bounds(node: Node, dim: int, width: int) -> tuple[int, int] | None:
+    """Return (start, end) of a slice along `dim`; None if it is no range."""
     if argument(node, 1, 0) % len(node.meta["val"].shape) != dim:
-        return 0, width, False
-    start = argument(node, 2, 0) or 0
-    if operator_name(node) == "narrow":
-        length = argument(node, 3)
-        plain = isinstance(start, int) and isinstance(length, int) and start >= 0
-        return (start, start + length, True) if plain else None
-    end = argument(node, 3)
+        return 0, width
+    start, end = argument(node, 2, 0) or 0, argument(node, 3)
     end = sys.maxsize if end is None else end
     plain = isinstance(start, int) and isinstance(end, int) and min(start, end) >= 0
-    return (start, min(end, width), False) if plain and argument(node, 4, 1) == 1 else None
+    return (start, min(end, width)) if plain and argument(node, 4, 1) == 1 else None
 
 
 def positions(builder: GraphBuilder, node: Node, entry: Operator) -> Any:

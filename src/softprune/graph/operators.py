@@ -190,12 +190,9 @@ def convolution(builder: GraphBuilder, node: Node, entry: Operator) -> Value:
     kernel, positions = weight_shape[2:], builder.positions(math.prod(moved[2:]) * moved[0])
     # A transposed convolution leaves positions that fewer weights reach: its constants are no constants.
     padded = transposed or not _is_unpadded(argument(node, 4, 0), kernel)
-
-    def build(name: str) -> LayerOp:
-        kind = "conv_transpose" if transposed else "conv"
-        return LayerOp(name, kind, groups, math.prod(kernel), padded, selectable=True)
-
-    if not builder.add_layer(node, weight, bias, Use(inputs, output.atoms.ravel(), positions), build):
+    kind = "conv_transpose" if transposed else "conv"
+    layer = LayerOp(builder.module_name(node), kind, groups, math.prod(kernel), padded, selectable=True)
+    if not builder.add_layer(node, weight, bias, Use(inputs, output.atoms.ravel(), positions), layer):
         raise Opaque("has a weight that is not a module's own parameter")
     if groups > 1 and len(inputs) == groups and shape[1] > groups:
         # Depthwise with a multiplier: the outputs of one input go together.
@@ -221,11 +218,9 @@ def linear(builder: GraphBuilder, node: Node, entry: Operator) -> Value:
     output = builder.fresh_value(node, len(shape) - 1)
     use = Use(inputs, output.atoms.ravel(), builder.positions(math.prod(shape[:-1])))
 
-    def build(name: str) -> LayerOp:
-        # A Select picks along dimension 1.
-        return LayerOp(name, "linear", 1, 1, padded=False, selectable=len(value.shape) == 2)
-
-    if not builder.add_layer(node, weight, argument(node, 2), use, build):
+    # A Select picks along dimension 1.
+    layer = LayerOp(builder.module_name(node), "linear", 1, 1, padded=False, selectable=len(value.shape) == 2)
+    if not builder.add_layer(node, weight, argument(node, 2), use, layer):
         attention = isinstance(builder.module_of(node), nn.MultiheadAttention)
         raise Opaque("belongs to an attention that checks their number" if attention else _NO_LAYER)
     return output
@@ -386,7 +381,7 @@ _add(movements.squeeze, "squeeze", transparent=True)
 _add(movements.pixel_shuffle, "pixel_shuffle")
 _add(movements.split, "chunk", "split", "split_with_sizes", "tensor_split", transparent=True)
 _add(movements.movement, "getitem", transparent=True)  # of pieces: the graph follows it without a rule
-_add(movements.piece, "slice", "narrow", transparent=True)
+_add(movements.piece, "slice", transparent=True)
 _add(movements.positions, "select", "unbind", "roll", "rot90", "unfold")
 _add(movements.indexing, "index", "index_select", transparent=True)
 _add(movements.concatenation, "cat", transparent=True)

@@ -97,10 +97,8 @@ def _unusable_because(builder: GraphBuilder, name: str, module: nn.Module, known
         )
     if name in builder.shared_norms:
         return "its parameters are shared with another module"
-    if name in builder.uncalled_norms:
-        return "forward() never calls the module but applies its tensors (F.batch_norm), so that a mask has no effect"
     if name not in builder.norms:
-        return "the forward pass does not call it as a whole, or not at all"
+        return "the forward pass does not call it as a whole, or not at all, so that a mask has no effect"
     if getattr(module, "weight", None) is None or getattr(module, "bias", None) is None:
         return "it has no learned scale and shift (affine=False)"
     if not all(parameter.requires_grad for parameter in module.parameters(recurse=False)):

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from softprune.devices import is_distributed
 from softprune.errors import ModelError
 from softprune.graph.modules import is_timm_batch_norm
 
@@ -101,9 +102,7 @@ class _MaskedSync(MaskedBatchNorm):
     process_group: Any
 
     def _train(self, x: Tensor, folded: Folded) -> Tensor:
-        distributed = torch.distributed
-        alone = not (distributed.is_available() and distributed.is_initialized())
-        if alone or distributed.get_world_size(self.process_group or distributed.group.WORLD) == 1:
+        if not is_distributed() or torch.distributed.get_world_size(self.process_group) == 1:
             return super()._train(x, folded)
         if folded.n is None and folded.weight is not self.weight:
             raise ModelError(

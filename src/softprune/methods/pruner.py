@@ -21,7 +21,6 @@ from softprune.cut import (
     cut_and_verify,
     make_plan,
     required_sites,
-    without_gc,
 )
 from softprune.cut.selection import NO_BATCHNORM, Globs, read_graph
 from softprune.devices import WIDTH_MULTIPLE, default_multiple, fitting_multiple
@@ -425,7 +424,6 @@ class Pruner(HookOwner):
         return summarise(self.sites, plan, masks, dead, self.floors)
 
     @torch.inference_mode(False)
-    @without_gc()
     def compact(
         self, model: nn.Module | None = None, *, round_to: int | None = None, gathers: bool = True
     ) -> nn.Module:

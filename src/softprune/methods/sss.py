@@ -12,7 +12,17 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from softprune.errors import check_choice
 from softprune.graph import ChannelGraph, ExampleLike
-from softprune.graph.channels import BinaryOp, ConstantOp, ForwardAnalysis, IntArray, LayerOp, NormOp, Use, per_group
+from softprune.graph.channels import (
+    PAD,
+    BinaryOp,
+    ConstantOp,
+    ForwardAnalysis,
+    IntArray,
+    LayerOp,
+    NormOp,
+    Use,
+    per_group,
+)
 from softprune.methods.learned import LearnedMasks, LearnedPruner
 from softprune.methods.options import PrunerOptions
 from softprune.methods.pruner import GraphReader
@@ -43,6 +53,7 @@ class _Branches(ForwardAnalysis):
         """What depends on the network's input, unlike constants and parameters."""
         for parameter in graph.free_parameters:
             self.is_data[parameter.atoms] = False
+        self.every[PAD], self.is_data[PAD] = -1, False  # zero in any case
         self.branches: list[tuple[str, ...]] = []
         self._taken = 0
         super().__init__(self.every, self.is_data)
