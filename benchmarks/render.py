@@ -130,49 +130,82 @@ def accuracy() -> str:
     return markdown([*head, "epochs", "minutes"], rows)
 
 
-def from_trained() -> str:
-    """Return the comparison of methods from the same trained networks."""
-    columns = {
-        "SCP": "scp:8",
-        "SCP, every width": "scp",
-        "Torch-Pruning, group L2, global": "tp-l2-global",
-        "one-shot L1": "l1",
-        "Taylor": "taylor",
+def by_cell(name: str) -> dict[str, dict[str, dict[float, float]]]:
+    """Return mean accuracies of a comparison: network -> method -> share of the MACs; the dense ones as share 1."""
+    found: dict[str, dict[str, dict[float, list[float]]]] = {}
+    for row in record(name)["rows"]:
+        if row["method"] == "dense" or row["epochs"] < LONG:
+            cells = found.setdefault(row["network"], {}).setdefault(row["method"], {})
+            cells.setdefault(row["keep"], []).append(row["top1"])
+            found[row["network"]].setdefault("dense", {}).setdefault(1.0, [row.get("dense_top1", row["top1"])])
+    return {
+        network: {method: {keep: mean(top1) for keep, top1 in cells.items()} for method, cells in methods.items()}
+        for network, methods in sorted(found.items())
     }
-    cells: dict[tuple[str, float], dict[str, list[float]]] = {}
-    dense_top1 = {}
-    for row in record("from_trained")["rows"]:
-        if row["method"] == "dense":
-            dense_top1[row["network"]] = row["top1"]
-        else:
-            cells.setdefault((row["network"], row["keep"]), {}).setdefault(row["method"], []).append(row["top1"])
 
-    def line(name: str, keep: float) -> list[str]:
-        found = {method: mean(values) for method, values in cells[name, keep].items()}
-        best = max(found.values())
-        shown = [f"{found[method]:.1f}" if method in found else "-" for method in columns.values()]
-        bold = [f"**{text}**" if text == f"{best:.1f}" else text for text in shown]
-        return [name, f"{dense_top1[name]:.1f}", f"{100 * keep:g}%", *bold]
 
-    rows = [line(*key) for key in sorted(cells, key=lambda key: (key[0], -key[1]))]
-    whole = [cell for cell in cells.values() if all(method in cell for method in columns.values())]
-    means = [f"{mean(mean(cell[method]) for cell in whole):.1f}" for method in columns.values()]
-    rows.append([f"mean of the {len(whole)} rows without a gap", "", "", *means])
+LONG = 20
+"""Trainings of so many epochs are not those of the comparison."""
+
+
+def comparison(name: str, columns: dict[str, str]) -> str:
+    """Return a table with a line for each network: accuracies from the largest share of the MACs to the smallest."""
+    networks, rows = by_cell(name), []
+    for network, methods in networks.items():
+        shares = sorted({keep for cells in methods.values() for keep in cells} - {1.0}, reverse=True)
+        shown = [methods.get(method, {}) for method in columns.values()]
+        best = {keep: max(round(top1.get(keep, 0), 1) for top1 in shown) for keep in shares}
+        cells = []
+        for top1 in shown:
+            texts = {keep: f"{top1[keep]:.1f}" if keep in top1 else "-" for keep in shares}
+            marked = (f"**{text}**" if text == f"{best[keep]:.1f}" else text for keep, text in texts.items())
+            cells.append(" / ".join(marked))
+        left = " / ".join(f"{100 * keep:g}" for keep in shares) + "%"
+        rows.append([network, f"{methods['dense'][1.0]:.1f}", left, *cells])
+    whole = [
+        [methods[method][keep] for method in columns.values()]
+        for methods in networks.values()
+        for keep in methods[next(iter(columns.values()))]
+        if all(keep in methods.get(method, {}) for method in columns.values())
+    ]
+    means = [f"{mean(column):.1f}" for column in zip(*whole, strict=True)]
+    rows.append([f"mean of the {len(whole)} cells without a gap", "", "", *means])
     return markdown(["network", "dense", "MACs left", *columns], rows)
 
 
-def speed() -> str:
-    """Return the speed of cuts at half of the MACs, by the multiple of their widths."""
-    networks: dict[tuple[str, str, str], dict[int, Row]] = {}
+def from_trained() -> str:
+    """Return the comparison of methods from the same trained networks."""
+    columns = {"SCP": "scp:8", "Torch-Pruning": "tp-l2-global", "one-shot L1": "l1", "Taylor": "taylor"}
+    return comparison("from_trained", columns)
+
+
+def choices() -> str:
+    """Return the settings of a budget beside each other."""
+    streams = "scp-streams:8"
+    columns = {
+        "default": streams,
+        "without streams": "scp:8",
+        "every width": "scp-streams",
+        "`final_at=0.5`": f"{streams}@final_at=0.5",
+        "eight rounds": f"{streams}@ROUNDS=8",
+        "512 samples": f"{streams}@SAMPLES=512,EFFORT=24",
+        "eight levels": f"{streams}@LEVELS=8,EFFORT=12",
+    }
+    return comparison("from_trained_choices", columns)
+
+
+def speed(device: str) -> str:
+    """Return the time of cuts at half of the MACs on a device."""
+    rows = []
     for row in record("speed")["rows"]:
-        networks.setdefault((row["network"], row["runtime"], row["device"]), {})[row["round_to"]] = row
-    multiples = sorted({multiple for found in networks.values() for multiple in found})
-
-    def cell(row: Any) -> str:
-        return f"{row['speed_up']:.2f}x ({row['speed_up'] * row['macs_ratio']:.2f})" if row else "-"
-
-    rows = [[*key, *(cell(found.get(each)) for each in multiples)] for key, found in networks.items()]
-    return markdown(["network", "runtime", "device", *(f"multiples of {each}" for each in multiples)], rows)
+        if row["device"].startswith(device):
+            how = f"{row['runtime']}, {row['dtype']}, {row['batch']}"
+            ratios = [f"{100 * row['activations_ratio']:.0f}%", f"{row['speed_up']:.2f}x"]
+            times = [f"{row[key]:.2f}" for key in ("dense_ms", "compact_ms")]
+            realised = f"{row['speed_up'] * row['macs_ratio']:.2f}"
+            rows.append([row["network"], f"{row['cut']}, {row['round_to']}", how, *times, *ratios, realised])
+    head = ["network", "cut, multiple", "runtime, precision, batch", "dense ms", "compact ms", "activations", "speed-up"]
+    return markdown([*head, "realised"], sorted(rows, key=lambda row: (row[2], row[0], row[1])), left=3)
 
 
 def yolo() -> str:
@@ -450,6 +483,7 @@ def reach() -> str:
 TABLES: dict[str, Callable[..., str]] = {
     "accuracy": accuracy,
     "from_trained": from_trained,
+    "choices": choices,
     "speed": speed,
     "yolo": yolo,
     "results": scp_table,
