@@ -204,7 +204,15 @@ def speed(device: str) -> str:
             times = [f"{row[key]:.2f}" for key in ("dense_ms", "compact_ms")]
             realised = f"{row['speed_up'] * row['macs_ratio']:.2f}"
             rows.append([row["network"], f"{row['cut']}, {row['round_to']}", how, *times, *ratios, realised])
-    head = ["network", "cut, multiple", "runtime, precision, batch", "dense ms", "compact ms", "activations", "speed-up"]
+    head = [
+        "network",
+        "cut, multiple",
+        "runtime, precision, batch",
+        "dense ms",
+        "compact ms",
+        "activations",
+        "speed-up",
+    ]
     return markdown([*head, "realised"], sorted(rows, key=lambda row: (row[2], row[0], row[1])), left=3)
 
 
