@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 
 from softprune.cut.apply import HISTORY, duplicated
-from softprune.cut.verify import Comparison, changed_and_verified, compare, noise, outputs_of, shapes_of
+from softprune.cut.verify import Comparison, changed_and_verified, compare, noise, outputs_of, shapes_of, worst_of
 from softprune.devices import WIDTH_MULTIPLE, disliked_widths
 from softprune.errors import ConfigError, ModelError, SoftpruneError, VerificationError, first_line, import_optional
 from softprune.graph import Example, ExampleLike
@@ -197,7 +197,7 @@ def _compare_outputs(
     model: nn.Module, run: Callable[[Example], Sequence[Tensor]], attempts: Sequence[Example]
 ) -> Comparison:
     """Run both on every input. Raise a VerificationError where they differ by more than TOLERANCES."""
-    worst, scale = 0.0, 0.0
+    found = []
     for attempt in attempts:
         shape = shapes_of(attempt)
         try:
@@ -211,9 +211,8 @@ def _compare_outputs(
                 f"An ONNX file must compute what the network computes, within {limit:g} of its output. Got a "
                 f"difference of {difference:.3g} at output scale {size:.3g} on input {shape}. Nothing was written."
             )
-        if difference * scale >= worst * size:
-            worst, scale = difference, size
-    return Comparison(worst, scale, tuple(map(shapes_of, attempts)))
+        found.append((difference, size))
+    return Comparison(*worst_of(found), tuple(map(shapes_of, attempts)))
 
 
 # --- folding ---------------------------------------------------------------------------------------------------
