@@ -134,40 +134,26 @@ def _per_sample(model: nn.Module, example: Example) -> tuple[Counter[str], Count
     """Of one sample; else of a batch from which that of one can be told; else of the example as given."""
     for batch in (1, ANALYSIS_BATCH) if example.batch_size() is not None else ():
         try:
-            return _by_module(model, example, batch)
+            return _by_module(model, example.with_batch(batch))
         except ModelError:
             logger.debug("the model takes no batch of %d", batch, exc_info=True)
     return _by_module(model, example)
 
 
-def _by_module(model: nn.Module, example: Example, batch: int | None = None) -> tuple[Counter[str], Counter[str]]:
-    """MACs and activations per sample of every call, by the innermost module in whose forward it happened.
-
-    `batch`: the number of samples to count with, instead of the example's own.
-    """
+def _by_module(model: nn.Module, example: Example) -> tuple[Counter[str], Counter[str]]:
+    """MACs and activations per sample of every call, by the innermost module in whose forward it happened."""
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
-    fakes: dict[int, Tensor] = {}
-
-    def fake(tensor: Tensor, learns: bool) -> Tensor:
-        # Once per tensor, so that tied ones stay tied. Requiring a gradient keeps every linear layer a plain
-        # 2-D product: ATen would batch some of them, which looks like attention, and PyTorch's own attention
-        # would take a fused path.
-        if id(tensor) not in fakes:
-            copy = fake_like(fake_mode, tensor)
-            fakes[id(tensor)] = copy.requires_grad_(learns and tensor.is_floating_point())
-        return fakes[id(tensor)]
-
-    counter = _MacCounter(Constants(fake_mode), batch=batch or example.batch_size() or 1)
+    fakes = {name: fake_like(fake_mode, tensor) for name, tensor in (*model.named_parameters(), *model.named_buffers())}
+    for name, parameter in model.named_parameters():
+        # It keeps every linear layer a plain 2-D product: ATen would batch some of them, which looks like attention,
+        # and PyTorch's own attention would take a fused path.
+        fakes[name].requires_grad_(parameter.is_floating_point())
+    counter = _MacCounter(Constants(fake_mode), batch=example.batch_size() or 1)
     with PROCESS_WIDE, attributes_kept(model):
         for module in model.modules():
             module.training = False
         try:
-            parameters = {name: fake(p, True) for name, p in model.named_parameters(remove_duplicate=False)}
-            buffers = {name: fake(b, False) for name, b in model.named_buffers(remove_duplicate=False)}
             call = example.map(lambda tensor: fake_like(fake_mode, tensor))
-            if batch is not None:
-                with fake_mode:
-                    call = call.with_batch(batch)
             with (
                 torch.enable_grad(),
                 torch.compiler.set_stance("force_eager"),
@@ -176,7 +162,7 @@ def _by_module(model: nn.Module, example: Example, batch: int | None = None) -> 
                 counter,
                 calls_noted(counter.running, model),
             ):
-                torch.func.functional_call(model, {**parameters, **buffers}, call.args, call.kwargs)
+                torch.func.functional_call(model, fakes, call.args, call.kwargs)
         except Exception as error:
             raise ModelError(
                 "Costs are counted by running the forward once on tensors that have shapes but no data. "

@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 
 from softprune.cut.apply import HISTORY, duplicated
-from softprune.cut.verify import Comparison, changed_and_verified, compare, noise, outputs_of, shapes_of
+from softprune.cut.verify import Comparison, changed_and_verified, compare, noise, outputs_of, shapes_of, worst_of
 from softprune.devices import WIDTH_MULTIPLE, disliked_widths
 from softprune.errors import ConfigError, ModelError, SoftpruneError, VerificationError, first_line, import_optional
 from softprune.graph import Example, ExampleLike
@@ -197,7 +197,7 @@ def _compare_outputs(
     model: nn.Module, run: Callable[[Example], Sequence[Tensor]], attempts: Sequence[Example]
 ) -> Comparison:
     """Run both on every input. Raise a VerificationError where they differ by more than TOLERANCES."""
-    worst, scale = 0.0, 0.0
+    found = []
     for attempt in attempts:
         shape = shapes_of(attempt)
         try:
@@ -211,9 +211,8 @@ def _compare_outputs(
                 f"An ONNX file must compute what the network computes, within {limit:g} of its output. Got a "
                 f"difference of {difference:.3g} at output scale {size:.3g} on input {shape}. Nothing was written."
             )
-        if difference * scale >= worst * size:
-            worst, scale = difference, size
-    return Comparison(worst, scale, tuple(map(shapes_of, attempts)))
+        found.append((difference, size))
+    return Comparison(*worst_of(found), tuple(map(shapes_of, attempts)))
 
 
 # --- folding ---------------------------------------------------------------------------------------------------
@@ -288,28 +287,23 @@ def _sole_owner(node: Node) -> str | None:
 
 
 @torch.no_grad()
-def _fold(model: nn.Module, layer_name: str, norm_name: str) -> None:
-    layer, norm = model.get_submodule(layer_name), model.get_submodule(norm_name)
-    assert isinstance(layer, (nn.modules.conv._ConvNd, nn.Linear))
-    assert isinstance(norm, _BatchNorm)
-    assert norm.running_mean is not None
-    assert norm.running_var is not None
-    scale = (norm.running_var.double() + norm.eps).rsqrt()
+def _fold(network: nn.Module, layer_name: str, norm_name: str) -> None:
+    layer: Any = network.get_submodule(layer_name)
+    norm: Any = network.get_submodule(norm_name)
+    scale = (norm.running_var + norm.eps).rsqrt()
     if norm.weight is not None:
-        scale = scale * norm.weight.double()
-    shift = -norm.running_mean.double() * scale
+        scale = scale * norm.weight
+    shift = -norm.running_mean * scale
     if norm.bias is not None:
-        shift = shift + norm.bias.double()
+        shift = shift + norm.bias
     if layer.bias is not None:
-        shift = shift + layer.bias.double() * scale
-    weight = layer.weight
-    scaled = weight.double().clone()
-    filters = by_filter(layer, scaled)
+        shift = shift + layer.bias * scale
+    trains, weight = layer.weight.requires_grad, layer.weight.clone()
+    filters = by_filter(layer, weight)
     filters.mul_(scale.view(*filters.shape[:2], *(1,) * (filters.ndim - 2)))
-    layer.weight = nn.Parameter(scaled.to(weight.dtype), requires_grad=weight.requires_grad)
-    layer.bias = nn.Parameter(shift.to(weight.dtype), requires_grad=weight.requires_grad)
+    layer.weight, layer.bias = (nn.Parameter(each, requires_grad=trains) for each in (weight, shift))
     rest: nn.Module = nn.Identity()
     if is_timm_batch_norm(type(norm)):
-        rest = nn.Sequential(OrderedDict(drop=norm.drop, act=norm.act))  # type: ignore[arg-type]
+        rest = nn.Sequential(OrderedDict(drop=norm.drop, act=norm.act))
     path, _, attribute = norm_name.rpartition(".")
-    model.get_submodule(path)._modules[attribute] = rest.eval()
+    network.get_submodule(path)._modules[attribute] = rest.eval()

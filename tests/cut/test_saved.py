@@ -119,7 +119,7 @@ def _fifo(file: Path) -> None:
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "no end": (_bytes(lambda content: content[:-7]), "does not match its checksum.*Save or copy it again"),
     "no whole header": (_bytes(lambda content: content[:100]), "no complete header"),
-    "not even its length": (_bytes(lambda content: content[:5]), "no complete header|must be JSON"),
+    "not even its length": (_bytes(lambda content: content[:5]), "no complete header"),
     "another weight": (_bytes(lambda content: content[:-1] + bytes([content[-1] ^ 1])), "does not match its checksum"),
     "another origin": (_bytes(lambda content: content.replace(b"digits", b"figits")), "does not match its checksum"),
     "a changed plan": (
@@ -130,7 +130,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "a plan with another entry": (_plan(lambda plan: plan["modules"]["conv1"].update(x=1)), "malformed .*'x'"),
     "a plan of another version": (_document(lambda document: document["plans"][0].update(version=2)), "version 2"),
     "a later version": (_document(lambda document: document.update(version=99)), "version 99"),
-    "no plans": (_document(lambda document: document.update(plans=[])), "no plans"),
+    "no plans": (_document(lambda document: document.pop("plans")), "without them"),
     "another format": (_document(lambda document: document.update(format="other")), "Got 'other'"),
     "plain weights": (lambda file: safetensors.torch.save_file({"w": torch.zeros(2)}, file), "holds plain weights"),
     "text": (lambda file: file.write_bytes((2).to_bytes(8, "little") + b"[]"), "holds plain weights"),

@@ -119,13 +119,13 @@ def load(path: str | os.PathLike[str], model: Model) -> Model:
                 "state_dict leaves out need their values then)."
             )
     file = saved_path(path)
-    header, content = _read(file, whole=True)
+    document, header, content = _read(file, whole=True)
     data = memoryview(content)[8 + int.from_bytes(content[:8], "little") :]
     if header["__metadata__"].get(CHECKSUM) != _digest(header, data):
         raise FileFormatError(f"'{file}' does not match its checksum: it was truncated or changed. {_AGAIN}")
     compact: Model = model
-    for plan in _plans(file, header):
-        compact = apply_plan(plan, compact)  # type: ignore[assignment]
+    for plan in document["plans"]:
+        compact = apply_plan(PrunePlan.from_json(json.dumps(plan)), compact)  # type: ignore[assignment]
     tensors = safetensors.torch.load(content)
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     compact.load_state_dict({name: tensor.to(device) for name, tensor in tensors.items()}, assign=True)
@@ -135,15 +135,14 @@ def load(path: str | os.PathLike[str], model: Model) -> Model:
 
 def read_plans(path: str | os.PathLike[str]) -> list[PrunePlan]:
     """Return the plans of a saved network, in the order in which they cut it."""
-    file = saved_path(path)
-    return _plans(file, _read(file)[0])
+    document, _, _ = _read(saved_path(path))
+    return [PrunePlan.from_json(json.dumps(plan)) for plan in document["plans"]]
 
 
 def read_origin(path: str | os.PathLike[str]) -> Origin | None:
     """Return the origin noted in a saved network; None if there is none."""
-    file = saved_path(path)
     try:
-        found = _document(file, _read(file)[0])["origin"]
+        found = _read(saved_path(path))[0]["origin"]
         return Origin(str(found["model"]), str(found["data"]), tuple(map(int, found["input_shape"])))
     except (FileFormatError, KeyError, TypeError, ValueError):
         return None
@@ -163,8 +162,8 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
     return state
 
 
-def _read(file: Path, *, whole: bool = False) -> tuple[dict[str, Any], bytes]:
-    """Return the header of a safetensors file, and the content of the file if `whole`."""
+def _read(file: Path, *, whole: bool = False) -> tuple[dict[str, Any], dict[str, Any], bytes]:
+    """Return the document of a saved network, the header that it is in, and the content of the file if `whole`."""
     try:
         if file.exists() and not file.is_file():  # opening a pipe would wait for ever
             raise FileFormatError(f"a saved network must be a file. Got '{file}', which is not a regular file.")
@@ -172,24 +171,28 @@ def _read(file: Path, *, whole: bool = False) -> tuple[dict[str, Any], bytes]:
             size = int.from_bytes(stream.read(8), "little")
             if size > os.fstat(stream.fileno()).st_size - 8:
                 raise FileFormatError(f"'{file}' has no complete header of a safetensors file. {_AGAIN}")
-            header = json.loads(stream.read(size))
+            text = stream.read(size)
             stream.seek(0)
             content = stream.read() if whole else b""
     except OSError as error:
         raise FileFormatError(
             f"a saved network must be a file that can be read. Got '{file}': {error.strerror or error}."
         ) from error
-    except (FileFormatError, ValueError, RecursionError) as error:
-        if isinstance(error, FileFormatError):
-            raise
-        raise FileFormatError(f"the header of a saved network must be JSON. Got '{file}': {error}. {_AGAIN}") from error
-    metadata = header.get("__metadata__") if isinstance(header, dict) else None
-    if not isinstance(metadata, dict) or not isinstance(metadata.get(DOCUMENT), str):
+    try:
+        header = json.loads(text)
+        document = json.loads(header["__metadata__"][DOCUMENT])
+        found, _ = (document["format"], document["version"]), document["plans"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise FileFormatError(
-            f"a saved network has its plans in its metadata. Got '{file}' without them: it holds plain weights, or "
-            "another program wrote it."
+            f"a saved network has its plans in its metadata. Got '{file}' without them: it was damaged, holds plain "
+            "weights, or another program wrote it."
+        ) from error
+    if found != (FORMAT, VERSION):
+        raise FileFormatError(
+            f"this softprune reads {FORMAT!r} of version {VERSION}. Got {found[0]!r} of version {found[1]!r} in "
+            f"'{file}'; use the softprune that wrote it."
         )
-    return header, content
+    return document, header, content
 
 
 def _digest(header: dict[str, Any], data: memoryview) -> str:
@@ -199,27 +202,6 @@ def _digest(header: dict[str, Any], data: memoryview) -> str:
     digest = hashlib.sha256(text.encode())
     digest.update(data)
     return digest.hexdigest()
-
-
-def _document(file: Path, header: dict[str, Any]) -> dict[str, Any]:
-    try:
-        document = json.loads(header["__metadata__"][DOCUMENT])
-        found = document["format"], document["version"]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise FileFormatError(f"'{file}' is not a softprune network. {_AGAIN}") from error
-    if found != (FORMAT, VERSION):
-        raise FileFormatError(
-            f"this softprune reads {FORMAT!r} of version {VERSION}. Got {found[0]!r} of version {found[1]!r} in "
-            f"'{file}'; use the softprune that wrote it."
-        )
-    return document  # type: ignore[no-any-return]
-
-
-def _plans(file: Path, header: dict[str, Any]) -> list[PrunePlan]:
-    plans = _document(file, header).get("plans")
-    if not isinstance(plans, list) or not plans:
-        raise FileFormatError(f"'{file}' has no plans in its metadata. {_AGAIN}")
-    return [PrunePlan.from_json(json.dumps(plan)) for plan in plans]
 
 
 def _tie_again(compact: nn.Module, model: nn.Module) -> None:

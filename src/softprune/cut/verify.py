@@ -209,7 +209,11 @@ def compare(expected: Sequence[Tensor], got: Sequence[Tensor]) -> tuple[float, f
         return 0.0, 0.0
     # An output that cancels to nearly zero beside large ones has their rounding errors.
     least = FAINT * max(scale for _, scale in pairs)
-    pairs = [(difference, max(scale, least)) for difference, scale in pairs]
+    return worst_of((difference, max(scale, least)) for difference, scale in pairs)
+
+
+def worst_of(pairs: Iterable[tuple[float, float]]) -> tuple[float, float]:
+    """Return the (difference, scale) whose difference is the largest share of its scale."""
     return max(pairs, key=lambda pair: pair[0] / max(pair[1], 1e-30))
 
 
@@ -386,7 +390,7 @@ class _Proof:
 
     def compare(self, compact: nn.Module, originals: Sequence[nn.Module]) -> Certificate:
         """Compare `compact`, which may read no parameter of the `originals`, with the masked network."""
-        worst, scale = 0.0, 0.0
+        found = []
         for example, expected in self._expected:
             shape = shapes_of(example)
             try:
@@ -410,11 +414,10 @@ class _Proof:
                     f"difference of {difference:.3g} at output scale {size:.3g} on input {shape}. "
                     "Nothing was changed; please report the network."
                 )
-            if difference * scale >= worst * size:
-                worst, scale = difference, size
+            found.append((difference, size))
         dtype = next((p.dtype for p in compact.parameters()), torch.float64)
         shapes = tuple(shapes_of(example) for example, _ in self._expected)
-        return Certificate(worst, scale, shapes, self._tolerance, str(dtype).removeprefix("torch."))
+        return Certificate(*worst_of(found), shapes, self._tolerance, str(dtype).removeprefix("torch."))
 
     def compare_rounded(self, compact: nn.Module, found: Certificate) -> Certificate:
         """Compare `compact` in its own precision with the outputs in float64, and return the completed certificate.

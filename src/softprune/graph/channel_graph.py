@@ -96,10 +96,8 @@ class ChannelGraph:
     def freeze(self, atoms: IntArray, reason: str) -> ChannelGraph:
         """Return the graph with the classes of `atoms` pinned, and the sites that lose every channel by it frozen."""
         pinned = np.union1d(self.pinned, self.classes[atoms])
-        norms = {norm.name: norm for norm in self.norms}
-        is_pinned = np.zeros(len(self.classes), dtype=bool)
-        is_pinned[pinned] = True
-        lost = {site.name: reason for site in self.sites if is_pinned[self.classes[norms[site.name].outputs]].all()}
+        channels = {norm.name: self.classes[norm.outputs] for norm in self.norms}
+        lost = {site.name: reason for site in self.sites if np.isin(channels[site.name], pinned).all()}
         return replace(self, pinned=pinned).only(lost)
 
     def only(self, left_out: Mapping[str, str]) -> ChannelGraph:

@@ -67,9 +67,7 @@ class RankingPruner(Pruner):
 
     Args:
         ratio: The share of channels to remove, or shares by glob on the BatchNorms' names.
-        target: Instead of a ratio, a budget that the cut meets: ``{"macs": 0.5}`` keeps at most half of the MACs.
-        latency_batch: Samples per call at which a latency target is measured; the example's by default.
-        latency_table: For a latency target of another machine, a table of :func:`softprune.budget.latency_table`.
+        target: Instead of a ratio, a budget; :class:`softprune.methods.options.TargetOptions` has what goes with it.
     """
 
     once: ClassVar[bool] = True
