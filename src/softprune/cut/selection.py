@@ -190,7 +190,7 @@ def inspect(
     *,
     include: Globs = None,
     exclude: Globs = None,
-    site_kinds: Iterable[str] = DEFAULT_KINDS,
+    site_kinds: Iterable[str] = KINDS,
 ) -> Inspection:
     """Read `model` through one call on `example` and return what softprune could prune of it.
 
@@ -201,7 +201,7 @@ def inspect(
         exclude: Not these.
         site_kinds: Kinds of sites beside BatchNorms that an activation reads: "sum" (BatchNorms that are added and then
             activated), "linear" (BatchNorms without an activation), "stream" (all BatchNorms that write one residual
-            stream). Pass what you will pass to the pruner.
+            stream). The default is that of a target; a fixed strength masks `("sum",)`.
     """
     graph = read_graph(model, example, include=include, exclude=exclude, kinds=site_kinds)
     floor = make_plan(graph, model, floor_masks(graph))
