@@ -174,10 +174,11 @@ def test_each_cause_is_named(model: nn.Module, rows: list[BenchRow], compact: Co
         assert sentence in str(BenchReport((), 2, 1, found))
 
 
-def test_calls_take_turns_and_every_block_is_waited_for() -> None:
+def test_calls_take_turns_and_every_block_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("softprune.bench.BLOCK_SECONDS", 0.0)
     events: list[str] = []
     calls = {name: (lambda name=name: events.append(name)) for name in ("a", "b")}
-    alternate(calls, repeats=3, warm_up=0, finish=lambda: events.append("wait"), block_seconds=0.0)
+    alternate(calls, repeats=3, warm_up=0, finish=lambda: events.append("wait"))
     assert events[0] == "wait"
     blocks = [name for name in events if name != "wait"][2:]  # the first two choose how many calls make a block
     assert blocks == ["a", "b", "b", "a", "a", "b"]

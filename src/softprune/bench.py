@@ -160,12 +160,7 @@ class Timing:
 
 
 def alternate(
-    calls: Mapping[str, Call],
-    *,
-    repeats: int = 15,
-    warm_up: int = 3,
-    finish: Call = lambda: None,
-    block_seconds: float = BLOCK_SECONDS,
+    calls: Mapping[str, Call], *, repeats: int = 15, warm_up: int = 3, finish: Call = lambda: None
 ) -> dict[str, Timing]:
     """Time every call, after `warm_up` untimed ones, in `repeats` blocks in turns: A B, B A, A B, ...
 
@@ -176,7 +171,7 @@ def alternate(
             call()
     # The same number of calls per block for all, so that a fixed cost per block has the same weight.
     slowest = max(seconds(call, 1, finish) for call in calls.values())
-    number = min(max(int(block_seconds / max(slowest, 1e-9)), 1), MOST_CALLS)
+    number = min(max(int(BLOCK_SECONDS / max(slowest, 1e-9)), 1), MOST_CALLS)
     blocks: dict[str, list[float]] = {name: [] for name in calls}
     order = list(calls)
     for _ in range(repeats):

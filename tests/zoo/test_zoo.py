@@ -54,7 +54,7 @@ def assert_cut(row: dict) -> None:
     assert row["predicted"]
 
 
-@pytest.mark.parametrize(("name", "reason"), [("squeezenet1_0", "without any BatchNorm")])
+@pytest.mark.parametrize(("name", "reason"), [("squeezenet1_0", "has no BatchNorm")])
 def test_networks_without_a_site_are_refused_with_the_reason(zoo: ModuleType, name: str, reason: str) -> None:
     entry = next(entry for entry in zoo.entries() if entry.name == name)
     row = zoo.examine_both(dataclasses.replace(entry, size=64), steps=1)
