@@ -28,6 +28,7 @@ QUANTITIES: dict[str, Quantity] = {
     "macs": Quantity("MACs", 100),
     "flops": Quantity("FLOPs", 200),
     "params": Quantity("parameters", 100),
+    "activations": Quantity("activations", 100),
     "channels": Quantity("channels", 2),
     "latency": Quantity("ms", 0, is_whole=False),
 }

@@ -62,10 +62,11 @@ def train(model, pruner, optimizer, start=0, stop=STEPS):
 
 def figures(pruner, compact):
     cost = sp.cost(compact, EXAMPLE[:1])
-    return {"macs": cost.macs, "params": cost.params, "channels": pruner.summary().channels}
+    figures = {"macs": cost.macs, "params": cost.params, "activations": cost.activations}
+    return figures | {"channels": pruner.summary().channels}
 
 
-@pytest.mark.parametrize("target", [{"macs": 0.5}, {"params": "40%"}, {"channels": 70}])
+@pytest.mark.parametrize("target", [{"macs": 0.5}, {"params": "40%"}, {"activations": 0.6}, {"channels": 70}])
 def test_the_target_is_met_in_one_run(target):
     model, pruner, optimizer = build(target=target)
     train(model, pruner, optimizer)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from softprune.budget.latency import LatencyTable, TableLike, measure_latency, own_runtime
-from softprune.cut import PrunePlan, make_plan, plain_copy
+from softprune.cut import PrunePlan, activations, make_plan, plain_copy
 from softprune.errors import ConfigError, is_integer
 from softprune.graph import ChannelGraph
 from softprune.graph.reader import Example
@@ -23,10 +23,11 @@ CLOSE = 0.02
 
 BySite = Mapping[str, Tensor]
 """A mask, or the scores, of the channels of each site."""
-FIGURES: dict[str, Callable[[PrunePlan], float]] = {
-    "macs": lambda plan: plan.macs,
-    "flops": lambda plan: 2 * plan.macs,
-    "params": lambda plan: plan.params,
+FIGURES: dict[str, Callable[[ChannelGraph, PrunePlan], float]] = {
+    "macs": lambda graph, plan: plan.macs,
+    "flops": lambda graph, plan: 2 * plan.macs,
+    "params": lambda graph, plan: plan.params,
+    "activations": activations,
 }
 """What a plan says of a quantity that a target can name. Channels are counted, and latency is a table's."""
 
@@ -57,7 +58,7 @@ class BudgetStatus:
     """Where a budget is. `pruner.status` returns it; metrics, results and reports show its fields."""
 
     target: str
-    """What is limited: macs, flops, params, channels or latency."""
+    """What is limited: macs, flops, params, activations, channels or latency."""
     limit: float
     """The figure that is not exceeded."""
     dense: float
@@ -124,8 +125,9 @@ class Limit:
         """
         if self.target.key == "channels":
             return float(sum(int(mask.sum()) for mask in masks.values()))
-        plan = make_plan(self.prunable.graph, network or self.network, masks, round_to=self.prunable.round_to)
-        return float(FIGURES[self.target.key](plan) if self.table is None else self.table(plan))
+        graph = self.prunable.graph
+        plan = make_plan(graph, network or self.network, masks, round_to=self.prunable.round_to)
+        return float(FIGURES[self.target.key](graph, plan) if self.table is None else self.table(plan))
 
     def _check_possible(self) -> None:
         if self.limit >= self.dense:

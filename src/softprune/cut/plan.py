@@ -346,6 +346,13 @@ def dense_macs(graph: ChannelGraph) -> int:
     )
 
 
+def activations(graph: ChannelGraph, plan: PrunePlan) -> int:
+    """Return how many numbers per sample the layers of a cut network write."""
+    cuts = plan.modules
+    left = sum(each.written * len(cuts[each.name].outputs) for each in graph.layers if not cuts[each.name].constant)
+    return graph.unread_activations + left
+
+
 def _checked_masks(graph: ChannelGraph, masks: Mapping[str, Tensor]) -> dict[str, BoolArray]:
     widths = {site.name: site.width for site in graph.sites}
     hard = {}

@@ -13,7 +13,7 @@ from softprune.cut.trial import trial_cut
 from softprune.errors import ConfigError, ModelError, few_of, first_few
 from softprune.graph import ChannelGraph, ExampleLike, Frozen, Site, trace
 from softprune.graph.channels import OpaqueOp
-from softprune.graph.sites import DEFAULT_KINDS, KINDS
+from softprune.graph.sites import KINDS
 from softprune.log import get_logger
 from softprune.masks import check_unmasked
 
@@ -69,11 +69,16 @@ def _with_unread(graph: ChannelGraph, model: nn.Module) -> ChannelGraph:
     if not any(isinstance(op, OpaqueOp) for op in graph.ops):
         return graph
     try:
-        counted = cost(model, graph.example).macs
+        counted = cost(model, graph.example)
     except ModelError:
         logger.debug("operators without a rule were not counted", exc_info=True)
         return graph
-    return replace(graph, unread_macs=max(0, counted - dense_macs(graph)))
+    written = sum(layer.written * len(layer.outputs) for layer in graph.layers)
+    return replace(
+        graph,
+        unread_macs=max(0, counted.macs - dense_macs(graph)),
+        unread_activations=max(0, counted.activations - written),
+    )
 
 
 def _listed(option: str, globs: str | Iterable[str]) -> list[str]:

@@ -82,6 +82,8 @@ class ChannelGraph:
     """Whether integers on a module that repeat the width of pieces in its forward() are cut, too."""
     unread_macs: int = 0
     """MACs per sample of operators without a rule, which no cut changes."""
+    unread_activations: int = 0
+    """What they write per sample."""
 
     @cached_property
     def readers(self) -> tuple[Reader, ...]:

@@ -136,7 +136,9 @@ class Use:
     inputs: IntArray
     outputs: IntArray
     positions: int
-    """Output positions per sample: what one weight is multiplied with."""
+    """Positions per sample that one weight is multiplied with."""
+    written: int = 0
+    """Output positions per sample; those of a layer alone are counted."""
     module: str = ""
     """The module that was called; modules with tied weights share one record."""
     weight: str = ""
@@ -185,6 +187,10 @@ class LayerOp(_Called):
     @property
     def positions(self) -> int:
         return sum(use.positions for use in self.uses)
+
+    @property
+    def written(self) -> int:
+        return sum(use.written for use in self.uses)
 
 
 @dataclass

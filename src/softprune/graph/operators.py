@@ -192,7 +192,8 @@ def convolution(builder: GraphBuilder, node: Node, entry: Operator) -> Value:
     padded = transposed or not _is_unpadded(argument(node, 4, 0), kernel)
     kind = "conv_transpose" if transposed else "conv"
     layer = LayerOp(builder.module_name(node), kind, groups, math.prod(kernel), padded, selectable=True)
-    if not builder.add_layer(node, weight, bias, Use(inputs, output.atoms.ravel(), positions), layer):
+    use = Use(inputs, output.atoms.ravel(), positions, builder.positions(math.prod(shape[2:]) * shape[0]))
+    if not builder.add_layer(node, weight, bias, use, layer):
         raise Opaque("has a weight that is not a module's own parameter")
     if groups > 1 and len(inputs) == groups and shape[1] > groups:
         # Depthwise with a multiplier: the outputs of one input go together.
@@ -216,7 +217,8 @@ def linear(builder: GraphBuilder, node: Node, entry: Operator) -> Value:
     value, shape = builder.tensor(node.args[0]), node.meta["val"].shape
     inputs = value.along(len(value.shape) - 1)
     output = builder.fresh_value(node, len(shape) - 1)
-    use = Use(inputs, output.atoms.ravel(), builder.positions(math.prod(shape[:-1])))
+    positions = builder.positions(math.prod(shape[:-1]))
+    use = Use(inputs, output.atoms.ravel(), positions, positions)
 
     # A Select picks along dimension 1.
     layer = LayerOp(builder.module_name(node), "linear", 1, 1, padded=False, selectable=len(value.shape) == 2)
