@@ -3,11 +3,12 @@
 from types import SimpleNamespace
 
 import hypothesis.strategies as st
+import numpy as np
 import pytest
 import torch
 from hypothesis import example, given, settings
 
-from softprune.budget.limit import CutSearch, PrunableNetwork
+from softprune.budget.limit import CutSearch, PrunableNetwork, by_block
 
 
 def search(scores, cost, limit, *, floors=0, round_to=1, coupled=None):
@@ -108,6 +109,9 @@ def total(masks):
             id="free is not kept",
         ),
         pytest.param({"a": RANKED}, total, 9.0, {"round_to": 4}, (8,), id="multiples of 4"),
+        pytest.param({"a": RANKED}, total, 9.0, {"coupled": {("a",): 5}}, (5,), id="whole blocks"),
+        pytest.param({"a": OFF}, total, 15.0, {"coupled": {("a",): 4}, "round_to": 8}, (8,), id="both, and off"),
+        pytest.param({"a": OFF}, total, 7.0, {"coupled": {("a",): 4}}, (4,), id="blocks that are off stay off"),
         pytest.param({"a": RANKED}, total, 9.0, {"round_to": 8}, (8,), id="multiples of 8"),
         pytest.param({"a": RANKED}, total, 10.0, {"round_to": 8}, (10,), id="a whole width need not be a multiple"),
     ],
@@ -129,6 +133,36 @@ def test_coupled_sites_keep_the_same_channels():
     assert 470 < cost(masks) <= 500
     least = torch.minimum(scores["s0"], scores["s1"])
     assert least[masks["s0"]].min() > least[~masks["s0"]].max()
+
+
+@pytest.mark.parametrize(
+    ("scores", "kept"),
+    [
+        ([0.9, 0.0, 0.4, 0.3, 0.5, 0.6], [4, 5]),  # the mean decides, not the best channel
+        ([0.1, 0.1, 0.1, 0.1, 0.1, 0.1], [0, 1]),
+        ([0.9, 0.9, -torch.inf, 1.0, -torch.inf, 0.2], [0, 3]),  # of alive channels
+        ([torch.inf, 0.0, 1.0, 1.0, 2.0, 2.0], [0, 1]),
+    ],
+)
+def test_blocks_are_kept_whole(scores, kept):
+    fit = search({"a": torch.tensor(scores), "b": torch.zeros(6)}, total, 2.0, coupled={("a",): 2})
+    masks = fit.masks((2, 0))
+    assert torch.nonzero(masks["a"]).flatten().tolist() == kept
+    assert not masks["b"].any()
+
+
+@pytest.mark.parametrize(
+    ("values", "block", "means"),
+    [
+        ([1.0, 3.0, 5.0, 9.0], 2, [2.0, 2.0, 7.0, 7.0]),
+        ([1.0, 3.0, 5.0, 9.0], 1, [1.0, 3.0, 5.0, 9.0]),
+        ([1.0, 3.0, 5.0, 9.0], 4, [4.5] * 4),
+        ([-np.inf, 3.0, -np.inf, -np.inf], 2, [-np.inf, 3.0, -np.inf, -np.inf]),
+        ([np.inf, 3.0, 1.0, 1.0], 2, [np.inf, np.inf, 1.0, 1.0]),
+    ],
+)
+def test_channels_of_a_block_have_its_mean(values, block, means):
+    assert by_block(np.array(values), block).tolist() == means
 
 
 def test_equal_scores_are_cut_in_the_order_of_the_channels():

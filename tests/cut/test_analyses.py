@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from softprune.cut import apply_plan, coupled_sites, make_plan, required_sites
+from softprune.cut import apply_plan, blocks_of_sites, coupled_sites, make_plan, required_sites
 from softprune.cut.analyses import Liveness, constant_contribution, constants
 from softprune.cut.selection import read_graph
 from softprune.graph import ChannelGraph, trace
@@ -239,11 +239,11 @@ EXAMPLE = torch.randn(2, 3, 8, 8)
 class _Block(nn.Module):
     """An inverted residual: widened, filtered channel by channel, narrowed again."""
 
-    def __init__(self, groups: int = 24, *, between: bool = False, shuffled: bool = False) -> None:
+    def __init__(self, groups: int = 24, again: int = 24, *, between: bool = False, shuffled: bool = False) -> None:
         super().__init__()
         self.expand, self.bn1 = nn.Conv2d(3, 24, 1, bias=False), nn.BatchNorm2d(24)
         self.filter, self.bn2 = nn.Conv2d(24, 24, 3, padding=1, groups=groups, bias=False), nn.BatchNorm2d(24)
-        self.again, self.bn3 = nn.Conv2d(24, 24, 3, padding=1, groups=24, bias=False), nn.BatchNorm2d(24)
+        self.again, self.bn3 = nn.Conv2d(24, 24, 3, padding=1, groups=again, bias=False), nn.BatchNorm2d(24)
         self.project, self.head = nn.Conv2d(24, 8, 1), nn.Linear(8, 5)
         self.between, self.shuffled = between, shuffled
 
@@ -272,6 +272,27 @@ def test_lines_are_found(options: dict[str, Any], lines: tuple[tuple[str, ...], 
     assert coupled_sites(read_graph(_Block(**options), EXAMPLE)) == lines
 
 
+@pytest.mark.parametrize(
+    ("options", "round_to", "blocks"),
+    [
+        ({}, 1, {("bn1", "bn2", "bn3"): 1}),
+        ({"groups": 6}, 1, {("bn1", "bn2", "bn3"): 4}),  # depthwise after grouped
+        ({"groups": 6}, 4, {("bn1", "bn2", "bn3"): 4}),
+        ({"groups": 6}, 8, {("bn2", "bn3"): 1}),  # two groups at a time are too much
+        ({"groups": 8}, 2, {("bn2", "bn3"): 1}),  # six channels hold whole groups and are even: too much
+        ({"groups": 4}, 1, {("bn2", "bn3"): 1}),  # few groups
+        ({"groups": 12, "again": 6}, 1, {("bn1", "bn2", "bn3"): 4}),
+        ({"groups": 12, "again": 8}, 1, {("bn1", "bn2"): 2}),  # groups of 2 and of 3 end together after 6
+        ({"groups": 12, "between": True}, 1, {("bn1", "bn2"): 2}),
+        ({"groups": 12, "shuffled": True}, 1, {("bn2", "bn3"): 1}),
+    ],
+)
+def test_sites_around_grouped_convolutions_lose_whole_groups(
+    options: dict[str, Any], round_to: int, blocks: dict[tuple[str, ...], int]
+) -> None:
+    assert blocks_of_sites(read_graph(_Block(**options), EXAMPLE), round_to) == blocks
+
+
 class _Stream(nn.Module):
     """Two BatchNorms whose sum, one site, is filtered channel by channel."""
 
@@ -290,3 +311,44 @@ class _Stream(nn.Module):
 def test_the_sum_of_a_sites_batchnorms_is_coupled_to_what_filters_it() -> None:
     graph = read_graph(_Stream(), EXAMPLE, kinds={"sum"})
     assert coupled_sites(graph) == (("bn1", "bn3"),)
+
+
+class _Shared(nn.Module):
+    """One BatchNorm after a layer of `groups` groups that reads another site or itself, and before such a layer."""
+
+    def __init__(self, groups: int) -> None:
+        super().__init__()
+        self.first, self.bn1 = nn.Conv2d(3, 12, 1), nn.BatchNorm2d(12)
+        self.shared, self.bn3 = nn.BatchNorm2d(12), nn.BatchNorm2d(12)
+        self.one, self.two = (nn.Conv2d(12, 12, 3, padding=1, groups=groups) for _ in range(2))
+        self.mix, self.head = nn.Conv2d(12, 12, 1), nn.Linear(12, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.shared(self.one(F.relu(self.bn1(self.first(x))))))
+        y = F.relu(self.shared(self.mix(y)))
+        return self.head(F.relu(self.bn3(self.two(y))).mean((2, 3)))
+
+
+@pytest.mark.parametrize(("groups", "block"), [(12, 1), (6, 2)])
+def test_a_site_is_in_one_group(groups: int, block: int) -> None:
+    assert blocks_of_sites(read_graph(_Shared(groups), EXAMPLE)) == {("bn1", "shared"): block}
+
+
+class _Grouped(nn.Module):
+    """A residual stream that a grouped convolution reads and writes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.bn1 = nn.Conv2d(3, 12, 1), nn.BatchNorm2d(12)
+        self.conv, self.bn2 = nn.Conv2d(12, 12, 3, padding=1, groups=6), nn.BatchNorm2d(12)
+        self.head = nn.Linear(12, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.bn1(self.stem(x))
+        return self.head(F.relu(x + self.bn2(self.conv(x))).mean((2, 3)))
+
+
+def test_a_stream_through_a_grouped_convolution_loses_whole_groups() -> None:
+    graph = read_graph(_Grouped(), EXAMPLE, kinds={"stream"})
+    assert blocks_of_sites(graph) == {("bn1",): 2}
+    assert coupled_sites(graph) == ()

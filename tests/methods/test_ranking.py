@@ -237,8 +237,16 @@ def test_a_target_is_met_at_the_cut(method: str, target: dict[str, Any]) -> None
         assert 2 * cost.macs == status.cost
 
 
-def test_layers_lose_the_same_share() -> None:
-    masks = build("l1", target={"macs": 0.5}, round_to=1).decide()
+def grouped() -> nn.Sequential:
+    convolutions = [nn.Conv2d(3, 64, 3), nn.Conv2d(64, 64, 3, groups=16), nn.Conv2d(64, 64, 1), nn.Conv2d(64, 64, 1)]
+    return nn.Sequential(*(layer for conv in convolutions for layer in (conv, nn.BatchNorm2d(64), nn.ReLU())))
+
+
+@pytest.mark.parametrize("make", [Net, grouped])
+@pytest.mark.parametrize("target", [0.3, 0.5, 0.8])
+def test_layers_lose_the_same_share(make: type[nn.Module], target: float) -> None:
+    torch.manual_seed(0)
+    masks = L1Pruner(make(), batch()[0], target={"macs": target}, round_to=1).decide()
     shares = [float(mask.float().mean()) for mask in masks.values()]
     assert max(shares) - min(shares) < 0.1
 

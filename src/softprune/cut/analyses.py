@@ -6,6 +6,7 @@ the outputs to the inputs and says what remains; `coupled_sites` and `required_s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Set
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -363,7 +364,8 @@ def depthwise(layer: LayerOp) -> bool:
 
 NONE = -1
 MANY_GROUPS = 6
-"""A convolution with so many groups loses whole groups. With fewer, a group is too much to lose at once."""
+"""A convolution with so many groups loses whole groups. With fewer, a group is too much to lose at once; so is the
+least number of groups whose width is a multiple of `round_to`."""
 
 
 def coupled_sites(graph: ChannelGraph) -> tuple[tuple[str, ...], ...]:
@@ -377,13 +379,13 @@ def coupled_sites(graph: ChannelGraph) -> tuple[tuple[str, ...], ...]:
     return tuple(tuple(group) for group in found.groups.values())
 
 
-def blocks_of_sites(graph: ChannelGraph) -> dict[tuple[str, ...], int]:
+def blocks_of_sites(graph: ChannelGraph, round_to: int = 1) -> dict[tuple[str, ...], int]:
     """Return the groups of sites that a cut should treat alike, and in how many channels at a time.
 
     These are coupled sites, and those before and after a grouped convolution (ResNeXt, RegNet): where a whole group of
     it goes, so do its inputs and its outputs; where single channels go, hardly anything is freed.
     """
-    found = _Couplings(graph, grouped=True)
+    found = _Couplings(graph, round_to)
     found.forward(graph.ops)
     return {tuple(group): found.blocks[first] for first, group in found.groups.items()}
 
@@ -391,8 +393,8 @@ def blocks_of_sites(graph: ChannelGraph) -> dict[tuple[str, ...], int]:
 class _Couplings(ForwardAnalysis):
     """For every atom, the first and the last site of the group it comes from, and its channel there."""
 
-    def __init__(self, graph: ChannelGraph, grouped: bool = False) -> None:
-        self.grouped = grouped
+    def __init__(self, graph: ChannelGraph, round_to: int | None = None) -> None:
+        self.round_to = round_to
         self.widths = {site.name: site.width for site in graph.sites}
         self.names = list(self.widths)
         self.site_of = graph.site_of
@@ -406,10 +408,12 @@ class _Couplings(ForwardAnalysis):
         super().__init__(self.first, self.last, self.channel, self.block)
 
     def layer(self, op: LayerOp, use: Use) -> None:
-        width = len(use.inputs) // op.groups
-        if len(use.inputs) == len(use.outputs) and (width == 1 or (self.grouped and op.groups >= MANY_GROUPS)):
+        wide, width = len(use.inputs), len(use.inputs) // op.groups
+        block = math.lcm(width, int(self.block[use.inputs].max(initial=1)))
+        together = self.round_to and wide >= MANY_GROUPS * math.lcm(block, self.round_to)
+        if wide == len(use.outputs) and (width == 1 or together):
             self.copy(use.inputs, use.outputs)
-            self.block[use.outputs] = np.maximum(self.block[use.outputs], width)
+            self.block[use.outputs] = block
 
     def binary(self, op: BinaryOp) -> None:
         # BatchNorms of one site die together. Of two sites of a group, either keeps the sum alive.
@@ -429,13 +433,15 @@ class _Couplings(ForwardAnalysis):
             and bool((self.first[use.inputs] == first).all())
             and bool((self.channel[use.inputs] == channels).all())
         )
-        # The BatchNorms of one site have the same mask in any case.
-        coupled = coupled and self.names[first] != site
-        if coupled and not any(site in group for group in self.groups.values()):
-            self.groups.setdefault(first, [self.names[first]]).append(site)
-            self.blocks[first] = max(self.blocks.get(first, 1), int(self.block[use.inputs].max()))
-        if not coupled:
-            self.block[use.outputs] = 1
+        block = int(self.block[use.inputs].max(initial=1))
+        # The BatchNorms of one site have the same mask in any case, but a grouped convolution may be between them.
+        alone = coupled and self.names[first] == site
+        others = {name for key, group in self.groups.items() if key != first for name in group}
+        if coupled and (block > 1 or not alone) and not {site, self.names[first]} & others:
+            group = self.groups.setdefault(first, [self.names[first]])
+            group += [site] if site not in group else []
+            self.blocks[first] = math.lcm(self.blocks.get(first, 1), block)
+        self.block[use.outputs] = block if coupled and not alone else 1
         self.last[use.outputs] = self.names.index(site)
         self.first[use.outputs] = first if coupled else self.last[use.outputs]
         self.channel[use.outputs] = channels

@@ -234,7 +234,7 @@ class Pruner(HookOwner):
 
     def _prunable(self) -> PrunableNetwork:
         """Return the network with the rules of its cuts, for a budget."""
-        coupled = blocks_of_sites(self.graph)
+        coupled = blocks_of_sites(self.graph, self.round_to)
         return PrunableNetwork(self.graph, self.model, self.example, self.floors, coupled, self.round_to)
 
     def masks(self, model: nn.Module | None = None) -> dict[str, Tensor]:

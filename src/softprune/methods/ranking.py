@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from softprune.budget import FirstOrder, Limit, TableLike
+from softprune.budget.limit import by_block
 from softprune.errors import CheckpointError, ConfigError, check_choice
 from softprune.graph import ChannelGraph, ExampleLike
 from softprune.graph.modules import by_filter
@@ -116,8 +117,17 @@ class RankingPruner(Pruner):
 
         By default the rank within the site, from 1 down: a target then removes the same share of every site.
         """
-        ranks = self.site_masks.layout.rank(self.site_masks.row(scores))
-        return {name: 1 - rank.double() / len(rank) for name, rank in self.site_masks.by_site(ranks).items()}
+        assert self._limit is not None
+        masks, blocks = self.site_masks, self._limit.prunable.coupled
+        ranks = masks.layout.rank(masks.row(scores))
+        if any(block > 1 for block in blocks.values()):  # groups of a convolution are ranked as a whole
+            least = {name: -rank.double().cpu() for name, rank in masks.by_site(ranks).items()}
+            for unit, block in blocks.items():
+                if block > 1:
+                    common = torch.stack([least[name] for name in unit]).amin(0)
+                    least |= dict.fromkeys(unit, torch.from_numpy(by_block(common.numpy(), block)))
+            ranks = masks.layout.rank(masks.row(least))
+        return {name: 1 - rank.double() / len(rank) for name, rank in masks.by_site(ranks).items()}
 
     def drop_count(self, name: str, width: int) -> int:
         """Return how many channels a ratio removes from a site."""
