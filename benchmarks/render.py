@@ -397,24 +397,6 @@ def certificates() -> str:
     return markdown(head, rows, left=2)
 
 
-def own_decisions() -> str:
-    """Return the accuracy of both tools at equal MACs, each with its own decisions."""
-    found = record("own_decisions")["rows"]
-    methods = list(dict.fromkeys(row["method"] for row in found if row["method"] != "dense"))
-    targets = sorted({row["target"] for row in found if row["method"] != "dense"}, reverse=True)
-
-    def accuracies(**wanted: object) -> list[float]:
-        return [row["accuracy"] for row in found if all(row[key] == value for key, value in wanted.items())]
-
-    rows = []
-    for network in dict.fromkeys(row["network"] for row in found):
-        for target in targets:
-            cells = [figure(accuracies(network=network, target=target, method=method)) for method in methods]
-            rows.append([network, f"{100 * target:.0f}%", figure(accuracies(network=network, method="dense")), *cells])
-    rows.append(["mean", "", *(f"{mean(accuracies(method=method)):.2f}" for method in ("dense", *methods))])
-    return markdown(["network", "MACs allowed", "dense", *methods], rows)
-
-
 def latency(device: str) -> str:
     """Return milliseconds per forward of dense and compact networks."""
     rows = []
@@ -442,15 +424,6 @@ def steps() -> str:
     return markdown(["network", "step", "masks", "precision", "ms", "call"], rows)
 
 
-def core() -> str:
-    """Return seconds to read and to cut a network."""
-    keys = ("inspect_seconds", "compact_seconds", "all_with_pruner_seconds")
-    rows = [
-        [row["network"], str(row["layers"]), *(str(row[key]) for key in keys)] for row in record("core_time")["rows"]
-    ]
-    return markdown(["network", "layers", "inspect s", "compact s", "all s"], rows)
-
-
 def robustness() -> str:
     """Return what random inputs, kills and random networks found."""
     fuzz, kill, networks = record("fuzz"), record("kill"), record("property")
@@ -461,21 +434,6 @@ def robustness() -> str:
         ["`make property`", f"{networks['networks']:,} random networks: {cuts}", str(len(networks["failed"]))],
     ]
     return markdown(["command", "inputs", "findings"], rows, left=2)
-
-
-def budgets(name: str) -> str:
-    """Return targets beside the nearest runs of a fixed strength."""
-    rows = []
-    for row in record(f"budgets-{name}")["rows"]:
-        cells = [row["target"], str(row["seed"]), f"{100 - row['under_percent']:.2f}%", percent(row["macs"])]
-        fixed, partner = row["fixed"], ["-", "-", "-"]
-        if fixed:
-            partner = [f"{fixed['strength']:.3g}", percent(fixed["macs"]), f"{fixed['top1']:.2f}"]
-            partner = partner if fixed["equal"] else [f"({cell})" for cell in partner]
-        tried = str(len(fixed["tried"])) if fixed else "0"
-        rows.append([*cells, f"{row['top1']:.2f}", *partner, tried])
-    head = ["target", "seed", "of the limit", "MACs", "top-1", "fixed strength", "its MACs", "its top-1", "tried"]
-    return markdown(head, rows)
 
 
 def reach() -> str:
@@ -513,12 +471,9 @@ TABLES: dict[str, Callable[..., str]] = {
     "refused": refused,
     "torch-pruning": torch_pruning,
     "certificates": certificates,
-    "own-decisions": own_decisions,
     "latency": latency,
     "steps": steps,
-    "core": core,
     "robustness": robustness,
-    "budgets": budgets,
     "reach": reach,
 }
 

@@ -87,7 +87,8 @@ class Networks:
             masks = torch.load(self.masks / f"masks-{self.name}-{multiple}-0.5-0.pt", map_location="cpu")
         else:
             floors = {site.name: int(site.name in required_sites(graph)) for site in graph.sites}
-            prunable = PrunableNetwork(graph, self.dense, graph.example, floors, blocks_of_sites(graph, multiple), multiple)
+            coupled = blocks_of_sites(graph, multiple)
+            prunable = PrunableNetwork(graph, self.dense, graph.example, floors, coupled, multiple)
             scores = {
                 name: score for unit, block in prunable.units().items() for name, score in alike(graph, unit, block)
             }
