@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from softprune.budget.latency import LatencyTable, TableLike, measure_latency, own_runtime
-from softprune.cut import PrunePlan, activations, make_plan, plain_copy
+from softprune.cut import PrunePlan, make_plan, plain_copy, written
 from softprune.errors import ConfigError, is_integer
 from softprune.graph import ChannelGraph
 from softprune.graph.reader import Example
@@ -27,7 +27,7 @@ FIGURES: dict[str, Callable[[ChannelGraph, PrunePlan], float]] = {
     "macs": lambda graph, plan: plan.macs,
     "flops": lambda graph, plan: 2 * plan.macs,
     "params": lambda graph, plan: plan.params,
-    "activations": activations,
+    "activations": written,
 }
 """What a plan says of a quantity that a target can name. Channels are counted, and latency is a table's."""
 

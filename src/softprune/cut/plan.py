@@ -346,7 +346,7 @@ def dense_macs(graph: ChannelGraph) -> int:
     )
 
 
-def activations(graph: ChannelGraph, plan: PrunePlan) -> int:
+def written(graph: ChannelGraph, plan: PrunePlan) -> int:
     """Return how many numbers per sample the layers of a cut network write."""
     cuts = plan.modules
     left = sum(each.written * len(cuts[each.name].outputs) for each in graph.layers if not cuts[each.name].constant)
