@@ -1,5 +1,6 @@
 """Evaluation of a network: accuracy on a whole test set, and the latency of a forward."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -18,7 +19,9 @@ from softprune.module_state import evaluating
 logger = get_logger(__name__)
 
 _BATCH = 500
-"""Images per forward pass."""
+"""Images per forward pass, at most."""
+_NUMBERS = 128 * 3 * 224 * 224
+"""What they have together, at most: 128 images of ImageNet's usual size."""
 _CAPTURED_FROM = 8
 """Batches from which a CUDA graph pays off: capturing one takes as long as a few forwards."""
 
@@ -56,7 +59,7 @@ class Evaluator:
         data = self._data.test if on_test or self._data.holdout is None else self._data.holdout
         device = self._world.device
         own = torch.arange(self._world.rank, len(data), self._world.size)
-        count = min(_BATCH, len(own)) or 1
+        count = min(_BATCH, len(own), max(1, _NUMBERS // math.prod(data.shape))) or 1
         missing = -len(own) % count
         # The last batch is padded with the first image, which is not counted there.
         rows = F.pad(own, (0, missing)).view(-1, count)
