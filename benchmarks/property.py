@@ -7,13 +7,16 @@
 Each network is composed of random blocks: groups, sums, residual streams, linear sites, functional use of weights,
 shared weights. One in twenty has a forward() that a deep copy shares, which must be refused. Of the others random
 channels are cut three times, and masked and compact network are compared in float64 and float32; then a target of
-random size is asked for, and a few training steps follow.
+random size is asked for, in random multiples and kinds of sites, and a few training steps follow, with a random
+optimizer at a learning rate from 0 to divergence. No limit may be exceeded, and no output become constant unsaid.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
 import json
+import logging
 import random
 import sys
 import time
@@ -33,13 +36,15 @@ from random_networks import ACTIVATIONS, KINDS, Block, RandomNet, Spec, assert_s
 from topologies import randomise_  # noqa: E402
 
 import softprune  # noqa: E402
-from softprune.errors import ConfigError, ModelError  # noqa: E402
+from softprune.errors import ConfigError, ModelError, VerificationError  # noqa: E402
 from softprune.graph.sites import KINDS as SITE_KINDS  # noqa: E402
 
 RECORD = HERE / "records" / "property.json"
 STEPS = 3
 """Training steps with a target."""
-STATES = ("inexact", "over budget", "crash")
+OPTIMIZERS = ("SGD", "AdamW", "RMSprop")
+RATES = (0.0, 1e-3, 0.05, 1.0, 1e3, 1e30)
+STATES = ("inexact", "over budget", "constant, unsaid", "crash")
 """Failures."""
 
 
@@ -69,7 +74,7 @@ def examine(number: int) -> dict[str, Any]:
         row["cut"] = "exact"
     except AssertionError:
         row |= {"cut": "inexact", "reason": traceback.format_exc(limit=-2)}
-    return row | _budget(spec, round(rng.uniform(0.3, 0.95), 2))
+    return row | _budget(spec, rng, kinds)
 
 
 def _shared_copy(spec: Spec) -> str:
@@ -84,28 +89,68 @@ def _shared_copy(spec: Spec) -> str:
     return "inexact"
 
 
-def _budget(spec: Spec, share: float) -> dict[str, Any]:
+def _budget(spec: Spec, rng: random.Random, kinds: set[str]) -> dict[str, Any]:
     model = randomise_(RandomNet(spec), spec.seed)
     x = torch.randn(8, 3, 8, 8, generator=torch.Generator().manual_seed(spec.seed))
-    asked: dict[str, Any] = {"asked": share}
+    asked: dict[str, Any] = {
+        "target": {rng.choice(("macs", "flops", "params", "channels")): round(rng.uniform(0.3, 0.95), 2)},
+        "round_to": rng.choice((1, 1, 2, 3, 8)),
+        "site_kinds": sorted(kinds),
+    }
+    optimizer, rate = rng.choice(OPTIMIZERS), rng.choice(RATES)
+    said = io.StringIO()
+    handler = logging.StreamHandler(said)
+    handler.setLevel(logging.WARNING)
+    logging.getLogger("softprune").addHandler(handler)
     try:
-        pruner = softprune.SoftPruner(model, x, target={"macs": share}, total_steps=STEPS)
+        outcome = _train(model, x, asked, optimizer, rate, said)
+    finally:
+        logging.getLogger("softprune").removeHandler(handler)
+    return {"asked": asked | {optimizer: rate}, "target": outcome}
+
+
+def _train(
+    model: RandomNet, x: Tensor, asked: dict[str, Any], optimizer_name: str, rate: float, said: io.StringIO
+) -> str:
+    """Return what became of a target."""
+    try:
+        pruner = softprune.SoftPruner(model, x, total_steps=STEPS, **asked)
     except (ConfigError, ModelError):
-        return asked | {"target": "refused"}
-    optimizer = torch.optim.SGD(pruner.parameter_groups(1e-4), lr=0.05)
+        return "refused"
+    optimizer = getattr(torch.optim, optimizer_name)(pruner.parameter_groups(1e-4), lr=rate)
     pruner.attach(optimizer)
-    for _ in range(STEPS):
-        optimizer.zero_grad()
-        output = model(x)
-        first = output if isinstance(output, Tensor) else output[0]
-        pruner.loss(first.square().mean()).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # random networks may have large outputs
-        optimizer.step()
-    pruner.decide()
+    try:
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            pruner.loss(_first(model(x)).square().mean()).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # random networks may have large outputs
+            optimizer.step()
+        pruner.decide()
+        compact = pruner.compact()
+    except (ModelError, VerificationError, ConfigError) as error:
+        return f"refused while training: {type(error).__name__}"
     status = pruner.status
     assert status is not None
-    macs = softprune.cost(pruner.compact(), x[:1]).macs
-    return asked | {"kept": macs / status.dense, "target": "met" if macs <= status.limit else "over budget"}
+    counted = softprune.cost(compact, x[:1])
+    found = {"macs": counted.macs, "flops": 2 * counted.macs, "params": counted.params}
+    if found.get(status.target, status.cost) > status.limit:
+        return "over budget"
+    inputs = torch.cat([x, torch.randn(64, 3, 8, 8, generator=torch.Generator().manual_seed(0))])
+    lost = _variation(pruner.detach(), inputs) > 1e-3 and _variation(compact, inputs) < 1e-9
+    if lost and "every path" not in said.getvalue():
+        return "constant, unsaid"
+    return "met"
+
+
+def _first(output: Tensor | tuple[Tensor, ...]) -> Tensor:
+    return output if isinstance(output, Tensor) else output[0]
+
+
+def _variation(network: torch.nn.Module, x: Tensor) -> float:
+    """Return how far outputs of different inputs are apart, as a share of the largest output."""
+    with torch.no_grad():
+        output = _first(network.double().eval()(x.double()))
+    return float((output - output[:1]).abs().max() / output.abs().max().clamp(min=1e-300))
 
 
 def guarded(number: int) -> dict[str, Any]:

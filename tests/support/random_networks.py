@@ -29,6 +29,7 @@ KINDS = (
     "concat",
     "depthwise",
     "grouped",
+    "many groups",
     "squeeze-excite",
     "shuffle",
     "option-A",
@@ -124,6 +125,11 @@ class Sequence(nn.Module):
         elif self.kind == "grouped":
             self.first = Unit(inputs, 2 * width, block, groups=2)
             self.outputs = 2 * width
+        elif self.kind == "many groups":  # of two inputs, with two or four outputs
+            self.outputs = (4 if block.bias else 2) * width
+            self.first = Unit(inputs, 2 * width, block)
+            self.second = Unit(2 * width, self.outputs, block, groups=width)
+            self.third = Unit(self.outputs, self.outputs, block, groups=self.outputs)
         elif self.kind == "squeeze-excite":
             self.squeeze, self.excite = nn.Conv2d(inputs, width, 1), nn.Conv2d(width, inputs, 1)
         elif self.kind == "option-A":
@@ -161,10 +167,10 @@ class Sequence(nn.Module):
         if self.kind == "squeeze-excite":
             gate = self.excite(F.relu(self.squeeze(x.mean((2, 3), keepdim=True))))
             return x * torch.sigmoid(gate)
+        if self.kind == "many groups":
+            return _shuffled(self.third(self.second(self.first(x))), self.second.conv.groups)
         if self.kind == "shuffle":
-            batch, width, height, across = x.shape
-            rows = x.reshape(batch, 2, width // 2, height, across)
-            return rows.transpose(1, 2).reshape(batch, width, height, across)
+            return _shuffled(x, 2)
         if self.kind == "option-A":
             shortcut = F.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, 1, 1))
             return self.act(shortcut + self.bn(self.conv(self.first(x))))
@@ -195,6 +201,12 @@ class Sequence(nn.Module):
         if self.kind == "pool":
             return F.avg_pool2d(x, 2, ceil_mode=True)
         return self.first(x)
+
+
+def _shuffled(x: Tensor, groups: int) -> Tensor:
+    batch, width, height, across = x.shape
+    rows = x.reshape(batch, groups, width // groups, height, across)
+    return rows.transpose(1, 2).reshape(batch, width, height, across)
 
 
 class RandomNet(nn.Module):
