@@ -126,7 +126,7 @@ class Sequence(nn.Module):
             self.first = Unit(inputs, 2 * width, block, groups=2)
             self.outputs = 2 * width
         elif self.kind == "many groups":  # of two inputs, with two or four outputs
-            self.outputs = (4 if block.bias else 2) * width
+            self.groups, self.outputs = width, (4 if block.bias else 2) * width
             self.first = Unit(inputs, 2 * width, block)
             self.second = Unit(2 * width, self.outputs, block, groups=width)
             self.third = Unit(self.outputs, self.outputs, block, groups=self.outputs)
@@ -168,7 +168,7 @@ class Sequence(nn.Module):
             gate = self.excite(F.relu(self.squeeze(x.mean((2, 3), keepdim=True))))
             return x * torch.sigmoid(gate)
         if self.kind == "many groups":
-            return _shuffled(self.third(self.second(self.first(x))), self.second.conv.groups)
+            return _shuffled(self.third(self.second(self.first(x))), self.groups)
         if self.kind == "shuffle":
             return _shuffled(x, 2)
         if self.kind == "option-A":
