@@ -110,6 +110,11 @@ def test_a_layer_that_collapses_is_named(caplog):
         model[1].bias[2:] = -9.0
     pruner.compact()
     assert "'1' keeps 2 of 64 channels, and every path" in caplog.text
+    assert "for every input" not in caplog.text
+    with torch.no_grad():
+        model[3].weight.zero_()
+    pruner.compact()
+    assert "the same outputs for every input" in caplog.text
 
 
 # --- multiples and gathers change the shapes of a cut, never what it computes -----------------------------------------

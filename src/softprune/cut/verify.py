@@ -234,6 +234,8 @@ TOLERANCE = 1e-10
 """Largest difference allowed in float64, relative to the largest output."""
 OWN_TOLERANCE = 1e-5
 """The same for networks that run in their own dtype only."""
+CONSTANT = 1e-9
+"""Outputs for different samples that are closer, relative to the largest, are the same."""
 ROUNDINGS, TIMES_MASKED = 8, 8
 """In its own precision a compact network may be off by this many units of rounding, or by this multiple of what the
 masked network is off by in the same precision."""
@@ -263,6 +265,8 @@ class Certificate(Comparison):
     """Largest difference between the compact network in its own precision and the float64 outputs, by their scale."""
     own_masked: float | None = None
     """The same of the masked network: what the precision itself costs."""
+    varies: bool = True
+    """Whether outputs for different random samples differ; True where the network took no batch of them."""
 
     def __str__(self) -> str:
         own = (
@@ -417,7 +421,20 @@ class _Proof:
             found.append((difference, size))
         dtype = next((p.dtype for p in compact.parameters()), torch.float64)
         shapes = tuple(shapes_of(example) for example, _ in self._expected)
-        return Certificate(*worst_of(found), shapes, self._tolerance, str(dtype).removeprefix("torch."))
+        made = Certificate(*worst_of(found), shapes, self._tolerance, str(dtype).removeprefix("torch."))
+        return replace(made, varies=self._varies())
+
+    def _varies(self) -> bool:
+        """Return whether outputs depend on the input; True where no random batch tells."""
+        batches = [
+            output
+            for example, outputs in self._expected[1:]
+            for output in outputs
+            if output.is_floating_point() and output.ndim and output.numel() and len(output) == example.batch_size()
+        ]
+        batches = [output for output in batches if len(output) > 1]
+        differ = ((each - each[:1]).abs().max() > CONSTANT * each.abs().max() for each in batches)
+        return not batches or any(map(bool, differ))
 
     def compare_rounded(self, compact: nn.Module, found: Certificate) -> Certificate:
         """Compare `compact` in its own precision with the outputs in float64, and return the completed certificate.

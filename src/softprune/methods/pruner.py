@@ -463,10 +463,10 @@ class Pruner(HookOwner):
                 count,
                 len(masks[name]),
             )
-        if plan.macs == 0:
+        if self.certificate is not None and not self.certificate.varies:
             logger.warning(
-                "softprune: every path to an output is dead and the network is a constant; %s",
-                "lower the strength" if self.penalised else "prune less",
+                "softprune: the network gives the same outputs for every input: lower the learning rate, or %s",
+                "the strength" if self.penalised else "prune less",
             )
         if plan.macs == plan.dense_macs and plan.params >= plan.dense_params:
             kept = f"round_to={self.round_to}, min_channels={self.min_channels} or streams that are read whole"
