@@ -128,7 +128,7 @@ def test_a_network_that_is_cut_before_the_end_meets_the_target(config, tmp_path,
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (("method.target.watts=0.5",), "macs, flops, params, channels, latency"),
+        (("method.target.watts=0.5",), "macs, flops, params, activations, channels, latency"),
         (("method.target.macs=2%", "method.target.params=0.5"), "one key"),
         (("method.target.macs=0.5", "method.name=dense"), "prunes nothing"),
         (

@@ -16,7 +16,7 @@ from softprune.cut.apply import apply_plan, changed_since_the_cut, plans_of
 from softprune.cut.plan import PrunePlan
 from softprune.errors import ConfigError, FileFormatError, ModelError, PlanError
 from softprune.graph import check_is_bare, check_is_module
-from softprune.io import write_atomically
+from softprune.io import LARGEST_NETWORK, read_bytes, write_atomically
 
 FORMAT = "softprune.compact"
 VERSION = 1
@@ -25,6 +25,8 @@ DOCUMENT = "softprune"
 """Metadata key: format, version, plans and origin as JSON text."""
 CHECKSUM = "sha256"
 """Metadata key: the digest of the header without this key, and of all tensors."""
+LARGEST_HEADER = 10**8
+"""Bytes, as in safetensors itself."""
 _AGAIN = "Save or copy it again; `softprune compact RUN` writes that of a run."
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -169,11 +171,10 @@ def _read(file: Path, *, whole: bool = False) -> tuple[dict[str, Any], dict[str,
             raise FileFormatError(f"a saved network must be a file. Got '{file}', which is not a regular file.")
         with open(file, "rb") as stream:
             size = int.from_bytes(stream.read(8), "little")
-            if size > os.fstat(stream.fileno()).st_size - 8:
+            if size > min(os.fstat(stream.fileno()).st_size - 8, LARGEST_HEADER):
                 raise FileFormatError(f"'{file}' has no complete header of a safetensors file. {_AGAIN}")
             text = stream.read(size)
-            stream.seek(0)
-            content = stream.read() if whole else b""
+        content = read_bytes(file, LARGEST_NETWORK) if whole else b""
     except OSError as error:
         raise FileFormatError(
             f"a saved network must be a file that can be read. Got '{file}': {error.strerror or error}."
