@@ -7,12 +7,13 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 
-from softprune.budget.limit import CutSearch
+from softprune.budget.limit import CutSearch, PrunableNetwork
 
 
-def search(scores, cost, limit, *, floors=0, round_to=1, coupled=()):
+def search(scores, cost, limit, *, floors=0, round_to=1, coupled=None):
     floors = floors if isinstance(floors, dict) else dict.fromkeys(scores, floors)
-    return CutSearch(scores, SimpleNamespace(floors=floors, round_to=round_to, coupled=coupled), cost, limit)
+    graph = SimpleNamespace(sites=[SimpleNamespace(name=name) for name in scores])
+    return CutSearch(scores, PrunableNetwork(graph, None, None, floors, coupled or {}, round_to), cost, limit)
 
 
 def chain_cost(widths_factor):
@@ -86,7 +87,7 @@ def total(masks):
             {"a": RANKED, "b": RANKED},
             total,
             0.0,
-            {"floors": {"a": 1, "b": 3}, "coupled": [("a", "b")]},
+            {"floors": {"a": 1, "b": 3}, "coupled": {("a", "b"): 1}},
             (3,),
             id="the highest floor of coupled sites holds for all",
         ),
@@ -122,7 +123,7 @@ def test_coupled_sites_keep_the_same_channels():
     def cost(masks):  # a channel costs where both keep it
         return float(30 * (masks["s0"] & masks["s1"]).sum() + masks["s2"].sum())
 
-    fit = search(scores, cost, 500.0, floors=2, coupled=[("s0", "s1")])
+    fit = search(scores, cost, 500.0, floors=2, coupled={("s0", "s1"): 1})
     masks = fit.masks(fit.fit())
     assert torch.equal(masks["s0"], masks["s1"])
     assert 470 < cost(masks) <= 500

@@ -1,12 +1,13 @@
 """What a target limits, and the cuts that stay within the limit."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -40,10 +41,15 @@ class PrunableNetwork:
     """What the model is called with."""
     floors: Mapping[str, int]
     """The fewest channels that each site keeps."""
-    coupled: Sequence[Sequence[str]] = ()
-    """Groups of sites of which only the channels that all of them keep remain."""
+    coupled: Mapping[tuple[str, ...], int] = field(default_factory=dict)
+    """Groups of sites that lose the same channels, and how many of them at a time: a group of a convolution."""
     round_to: int = 1
     """Keep a multiple of this many channels."""
+
+    def units(self) -> dict[tuple[str, ...], int]:
+        """Return the sites that are cut together, coupled ones first, and how many of their channels go at a time."""
+        inside = {name for group in self.coupled for name in group}
+        return {**self.coupled, **{(site.name,): 1 for site in self.graph.sites if site.name not in inside}}
 
 
 @dataclass(frozen=True)
@@ -198,11 +204,12 @@ Counts = tuple[int, ...]
 """How many channels each unit keeps."""
 
 
-def units_of(names: Iterable[str], coupled: Iterable[Sequence[str]]) -> list[tuple[str, ...]]:
-    """Return the sites that are cut together: coupled groups first, then the others one by one."""
-    groups = [tuple(group) for group in coupled]
-    inside = {name for group in groups for name in group}
-    return [*groups, *((name,) for name in names if name not in inside)]
+def by_block(values: NDArray[Any], block: int) -> NDArray[Any]:
+    """Return the mean of each block of channels in place of their values; channels that are off (-inf) stay off."""
+    blocks = values.reshape(-1, block)
+    alive = blocks > -np.inf
+    means = np.where(alive, blocks, 0.0).sum(1, keepdims=True) / np.maximum(alive.sum(1, keepdims=True), 1)
+    return np.where(alive, means, -np.inf).ravel()
 
 
 class CutSearch:
@@ -215,12 +222,15 @@ class CutSearch:
     def __init__(
         self, scores: BySite, prunable: PrunableNetwork, cost: Callable[[dict[str, Tensor]], float], limit: float
     ) -> None:
-        self.units = units_of(scores, prunable.coupled)
+        blocks = prunable.units()
+        self.units = [*blocks]
         columns = [
-            np.min([scores[name].detach().double().cpu().numpy() for name in unit], axis=0) for unit in self.units
+            by_block(np.min([scores[name].detach().double().cpu().numpy() for name in unit], axis=0), block)
+            for unit, block in blocks.items()
         ]
         self.floors = [max(prunable.floors[name] for name in unit) for unit in self.units]
-        self.round_to, self.limit, self._cost = prunable.round_to, limit, cost
+        self.multiples = [math.lcm(prunable.round_to, block) for block in blocks.values()]
+        self.limit, self._cost = limit, cost
         self.most = [int((column > -np.inf).sum()) for column in columns]
         self._inner = [np.argsort(-column, kind="stable") for column in columns]
         self._sorted = [column[order] for column, order in zip(columns, self._inner, strict=True)]
@@ -249,7 +259,8 @@ class CutSearch:
         return tuple(self._allowed(unit, count) for unit, count in enumerate(wanted))
 
     def _allowed(self, unit: int, count: int) -> int:
-        count = math.ceil(max(count, self.floors[unit]) / self.round_to) * self.round_to
+        multiple = self.multiples[unit]
+        count = math.ceil(max(count, self.floors[unit]) / multiple) * multiple
         return min(count, self.most[unit])
 
     def fit(self, close: float = 0.0) -> Counts:

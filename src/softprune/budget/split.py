@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_leaves
 
-from softprune.budget.limit import PrunableNetwork, units_of
+from softprune.budget.limit import PrunableNetwork, by_block
 from softprune.log import get_logger
 from softprune.masks import Masks, SoftMasks
 from softprune.module_state import evaluating
@@ -83,7 +83,7 @@ def split_scores(
     one line, and the branch goes at once. The score is -inf where a channel is off, and inf where it must stay.
     """
     keep = {name: mask.cpu() for name, mask in masks.by_site(masks.hard()).items()}
-    network, units = prunable.model, units_of([site.name for site in prunable.graph.sites], prunable.coupled)
+    network, units = prunable.model, prunable.units()
     scores: dict[str, Tensor] = {}
     whole, said = cost(keep), time.monotonic()
     with batch_statistics(network), evaluating(network), masks.trial() as trial:
@@ -95,14 +95,15 @@ def split_scores(
             found = [_divergence(_outputs(network, call), ref) for call, ref in zip(inputs, reference, strict=True)]
             return float(sum(found)) / len(found)
 
-        for number, unit in enumerate(units):
+        for number, (unit, block) in enumerate(units.items()):
             common = torch.stack([keep[name] for name in unit]).all(0)
             value = torch.stack([_relative(importance[name].double().cpu()) for name in unit]).sum(0)
+            value = torch.from_numpy(by_block(value.numpy(), block))
             order = torch.nonzero(common).flatten()
             order = order[torch.argsort(value[order], stable=True)]  # the lowest first
             floor = max(prunable.floors[name] for name in unit)
             most = len(order) - max(floor, math.ceil(LEAST * len(common)) if floor else 0)
-            counts = _counts(len(order), most, prunable.round_to)
+            counts = _counts(len(order), most, math.lcm(prunable.round_to, block))
             cuts = [keep | {name: keep[name].index_fill(0, order[:count], False) for name in unit} for count in counts]
             curve = [divergence(cut) for cut in cuts]
             slopes = _slopes(counts, curve, *(max(whole - cost(cut), 0.0) for cut in (*cuts[:1], *cuts[-1:])))

@@ -8,6 +8,7 @@ chooses the sites.
 # ruff: isort: skip_file
 from softprune.cut.plan import dense_macs as dense_macs
 from softprune.cut.plan import make_plan as make_plan
+from softprune.cut.analyses import blocks_of_sites as blocks_of_sites
 from softprune.cut.analyses import coupled_sites as coupled_sites
 from softprune.cut.analyses import floor_masks as floor_masks
 from softprune.cut.analyses import required_sites as required_sites

@@ -366,6 +366,8 @@ def depthwise(layer: LayerOp) -> bool:
 # --- sites that act together ------------------------------------------------------------------------------------------
 
 NONE = -1
+MANY_GROUPS = 6
+"""A convolution with so many groups loses whole groups. With fewer, a group is too much to lose at once."""
 
 
 def coupled_sites(graph: ChannelGraph) -> tuple[tuple[str, ...], ...]:
@@ -379,22 +381,39 @@ def coupled_sites(graph: ChannelGraph) -> tuple[tuple[str, ...], ...]:
     return tuple(tuple(group) for group in found.groups.values())
 
 
+def blocks_of_sites(graph: ChannelGraph) -> dict[tuple[str, ...], int]:
+    """Return the groups of sites that a cut should treat alike, and in how many channels at a time.
+
+    These are coupled sites, and those before and after a grouped convolution (ResNeXt, RegNet): where a whole group of
+    it goes, so do its inputs and its outputs; where single channels go, hardly anything is freed.
+    """
+    found = _Couplings(graph, grouped=True)
+    found.forward(graph.ops)
+    return {tuple(group): found.blocks[first] for first, group in found.groups.items()}
+
+
 class _Couplings(ForwardAnalysis):
     """For every atom, the first and the last site of the group it comes from, and its channel there."""
 
-    def __init__(self, graph: ChannelGraph) -> None:
+    def __init__(self, graph: ChannelGraph, grouped: bool = False) -> None:
+        self.grouped = grouped
         self.widths = {site.name: site.width for site in graph.sites}
         self.names = list(self.widths)
         self.site_of = graph.site_of
         self.first = np.full(len(graph.classes), NONE)
         self.last = np.full(len(graph.classes), NONE)
         self.channel = np.full(len(graph.classes), NONE)
+        self.block = np.ones(len(graph.classes), dtype=np.int64)
         self.groups: dict[int, list[str]] = {}
-        super().__init__(self.first, self.last, self.channel)
+        self.blocks: dict[int, int] = {}
+        """How many channels of a group of sites go together."""
+        super().__init__(self.first, self.last, self.channel, self.block)
 
     def layer(self, op: LayerOp, use: Use) -> None:
-        if op.groups == len(use.inputs) == len(use.outputs):
+        width = len(use.inputs) // op.groups
+        if len(use.inputs) == len(use.outputs) and (width == 1 or (self.grouped and op.groups >= MANY_GROUPS)):
             self.copy(use.inputs, use.outputs)
+            self.block[use.outputs] = np.maximum(self.block[use.outputs], width)
 
     def binary(self, op: BinaryOp) -> None:
         # BatchNorms of one site die together. Of two sites of a group, either keeps the sum alive.
@@ -418,6 +437,9 @@ class _Couplings(ForwardAnalysis):
         coupled = coupled and self.names[first] != site
         if coupled and not any(site in group for group in self.groups.values()):
             self.groups.setdefault(first, [self.names[first]]).append(site)
+            self.blocks[first] = max(self.blocks.get(first, 1), int(self.block[use.inputs].max()))
+        if not coupled:
+            self.block[use.outputs] = 1
         self.last[use.outputs] = self.names.index(site)
         self.first[use.outputs] = first if coupled else self.last[use.outputs]
         self.channel[use.outputs] = channels

@@ -16,7 +16,16 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from softprune.budget import Budget, BudgetStatus, Limit, PrunableNetwork, TableLike
-from softprune.cut import Certificate, PrunePlan, coupled_sites, cut_and_verify, make_plan, required_sites, without_gc
+from softprune.cut import (
+    Certificate,
+    PrunePlan,
+    blocks_of_sites,
+    coupled_sites,
+    cut_and_verify,
+    make_plan,
+    required_sites,
+    without_gc,
+)
 from softprune.cut.selection import Globs, read_graph
 from softprune.devices import WIDTH_MULTIPLE, default_multiple, fitting_multiple
 from softprune.errors import CheckpointError, ConfigError, ModelError, few_of, first_few, is_bool, is_integer, is_number
@@ -321,7 +330,8 @@ class Pruner(HookOwner):
 
     def _prunable(self) -> PrunableNetwork:
         """Return the network with the rules of its cuts, for a budget."""
-        return PrunableNetwork(self.graph, self.model, self.example, self.floors, self.coupled, self.round_to)
+        coupled = blocks_of_sites(self.graph)
+        return PrunableNetwork(self.graph, self.model, self.example, self.floors, coupled, self.round_to)
 
     def masks(self, model: nn.Module | None = None) -> dict[str, Tensor]:
         """Return the hard mask of every site now, True where a channel is kept. `model`: an EMA or other copy."""
