@@ -145,7 +145,7 @@ def by_cell(name: str) -> dict[str, dict[str, dict[float, float]]]:
 
 
 LONG = 20
-"""Trainings of so many epochs are not those of the comparison."""
+"""Trainings of this many epochs or more are not part of the comparison."""
 
 
 def comparison(name: str, columns: dict[str, str]) -> str:

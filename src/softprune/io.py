@@ -52,7 +52,9 @@ def read_bytes(path: Path, limit: int = 2**28) -> bytes:
                 )
             return file.read(facts.st_size)
     except OSError as error:
-        raise FileFormatError(f"{path} must be readable. Got {error.strerror}; change its permissions.") from error
+        raise FileFormatError(
+            f"{path} must be readable. Got {error.strerror}; check the path and its permissions."
+        ) from error
 
 
 def unwritable(path: Path, error: OSError, then: str) -> CheckpointError:

@@ -302,7 +302,7 @@ def test_it_says_which_kinds_would_mask_what_is_frozen() -> None:
     found = sp.inspect(Residual(), IMAGE, site_kinds="sum")
     assert found.available == {"stream": 1}
     assert 'site_kinds="stream" masks 1 more' in str(found)
-    whole = sp.inspect(Residual(), IMAGE, site_kinds=("sum", "stream"))
+    whole = sp.inspect(Residual(), IMAGE)
     assert not whole.frozen
     assert not whole.available
 

@@ -76,6 +76,13 @@ def test_a_target_is_met(topology: Topology) -> None:
     assert kept <= 0.6
 
 
+def test_a_target_masks_all_kinds_of_sites() -> None:
+    topology = GROUPED["linear stream"]
+    strength, target = {}, {"target": {"macs": 0.6}, "total_steps": 20}
+    found = [sp.SoftPruner(topology.build(), topology.example(), **given).site_kinds for given in (strength, target)]
+    assert found == [("sum",), ("sum", "linear", "stream")]
+
+
 def test_training_resumes_exactly(topology: Topology) -> None:
     models = [randomise_(topology.build()) for _ in range(2)]
     pruners = [sp.SoftPruner(each, topology.example(), site_kinds=topology.kinds) for each in models]

@@ -364,8 +364,8 @@ def depthwise(layer: LayerOp) -> bool:
 
 NONE = -1
 MANY_GROUPS = 6
-"""A convolution with so many groups loses whole groups. With fewer, a group is too much to lose at once; so is the
-least number of groups whose width is a multiple of `round_to`."""
+"""A grouped convolution loses whole groups where this many steps of them remain, each a multiple of `round_to`. With
+fewer, a step is too much to lose at once."""
 
 
 def coupled_sites(graph: ChannelGraph) -> tuple[tuple[str, ...], ...]:
