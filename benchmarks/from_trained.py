@@ -1,14 +1,17 @@
 """Compare methods from the same trained networks: the same weights, images, epochs, learning rate and teacher.
 
     python benchmarks/from_trained.py prepare FOLDER tinyimagenet100=DIR cifar10=DIR cifar100=DIR
+    python benchmarks/from_trained.py latency FOLDER --networks NAME --round-to 8 [--batch 256]
     python benchmarks/from_trained.py run FOLDER --workers 16 [--networks ...] [--methods ...] [--seeds ...]
 
 `prepare` writes images as arrays: DIR has `train` and `val` with a folder for each class, or CIFAR's official files.
+`latency` measures the table of a network at 224 x 224 in the runtime of the GPU, for targets of latency: nothing else
+may run then.
 `run` trains the dense networks and prunes them, side by side on one GPU, each step as a CUDA graph. Each training is a
 line of FOLDER/rows.jsonl; those that are there are not repeated. Methods are those of softprune, with the scope of
-Taylor (taylor-layer), without residual streams (scp-activated), with a multiple of channels (scp:8), and Torch-Pruning
-(tp-IMPORTANCE-SCOPE), whose cuts are networks that are trained like the others. With --holdout N, rows are of N
-training images that no network has seen.
+Taylor (taylor-layer), without residual streams (scp-activated), to a share of the time instead of the MACs
+(scp-latency), with a multiple of channels (scp:8), and Torch-Pruning (tp-IMPORTANCE-SCOPE), whose cuts are networks
+that are trained like the others. With --holdout N, rows are of N training images that no network has seen.
 """
 
 import argparse
@@ -33,6 +36,8 @@ from torch import Tensor, nn
 from vision import import_torchvision
 
 import softprune as sp
+from softprune.bench import Runtime
+from softprune.budget import latency_table
 from softprune.graph.sites import DEFAULT_KINDS
 from softprune.lab.config.settings import OptimizerConfig, TrainConfig
 from softprune.lab.data import ArrayBatches, ArrayDataset, Augmentation, EpochSampler, load_data
@@ -101,6 +106,13 @@ def prepare(folder: Path, sets: dict[str, Path]) -> None:
                 labels = np.array(found.targets)
             np.save(folder / f"{name}-{part}-x.npy", images)
             np.save(folder / f"{name}-{part}-y.npy", labels)
+
+
+def measure(folder: Path, name: str, round_to: int, batch: int) -> None:
+    """Write the table of latency that targets of `scp-latency` read."""
+    runtime = Runtime(backend="compile", device="cuda", dtype="bfloat16", batch=batch)
+    table = latency_table(build(name, 100), torch.randn(2, 3, 224, 224), runtime=runtime, round_to=round_to)
+    table.save(folder / f"latency-{name}-{round_to}.json")
 
 
 def build(name: str, classes: int) -> nn.Module:
@@ -240,13 +252,16 @@ class Bench:
         method, _, multiple = method.partition(":")
         given: dict[str, Any] = {"target": {"macs": keep}, "round_to": int(multiple or 1), "seed": seed}
         if method.startswith("scp"):
+            kind = ""
             if method == "scp-activated":
                 given["site_kinds"] = DEFAULT_KINDS
+            elif method == "scp-latency":
+                kind, table = "latency-", f"latency-{self.name}-{given['round_to']}.json"
+                given |= {"target": {"latency": keep}, "latency_table": self.dense_file.with_name(table)}
             pruner: Pruner = sp.SoftPruner(network, self.example, total_steps=epochs * self.steps, **given)
             deciding = self.fit(network, epochs, lr, seed=seed, pruner=pruner, teacher=teacher)
-            torch.save(
-                pruner.masks(), self.dense_file.with_name(f"masks-{self.name}-{given['round_to']}-{keep}-{seed}.pt")
-            )
+            masks = f"masks-{kind}{self.name}-{given['round_to']}-{keep}-{seed}.pt"
+            torch.save(pruner.masks(), self.dense_file.with_name(masks))
             compact = pruner.compact()
         else:
             if method.startswith("tp-"):
@@ -378,6 +393,11 @@ def main() -> None:
     arrays = commands.add_parser("prepare")
     arrays.add_argument("folder", type=Path)
     arrays.add_argument("sets", nargs="+", help="NAME=DIR")
+    latency = commands.add_parser("latency")
+    latency.add_argument("folder", type=Path)
+    latency.add_argument("--networks", nargs="+", required=True)
+    latency.add_argument("--round-to", type=int, default=8)
+    latency.add_argument("--batch", type=int, default=256)
     run = commands.add_parser("run")
     run.add_argument("folder", type=Path)
     run.add_argument("--networks", nargs="+", default=[*TASKS])
@@ -393,6 +413,9 @@ def main() -> None:
     options = parser.parse_args()
     if options.command == "prepare":
         prepare(options.folder, {name: Path(path) for name, path in (each.split("=") for each in options.sets)})
+    elif options.command == "latency":
+        for name in options.networks:
+            measure(options.folder, name, options.round_to, options.batch)
     elif options.until:
         work(options, jobs_of(options))
     else:

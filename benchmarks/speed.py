@@ -3,8 +3,9 @@
     python benchmarks/speed.py --device cuda --masks FOLDER --cuts chosen streams
     python benchmarks/speed.py --device cpu --backends onnxruntime --batches 1 --threads 1 --masks FOLDER
 
-Cuts are those that SCP has chosen from trained weights ("chosen": masks that from_trained.py left in a folder), or take
-about the same share of every site ("activated" without residual streams, "streams" with them). "dense:small" times two
+Cuts are those that SCP has chosen from trained weights ("chosen": masks that from_trained.py left in a folder; with
+"latency 0.6" those of a target of time), or take about the same share of every site ("activated" without residual
+streams, "streams" with them). "dense:small" times two
 networks of timm as they are. Rows that the record has are not measured again: a call that ended with its time can be
 repeated.
 """
@@ -36,7 +37,7 @@ from softprune.devices import synchronizer
 from softprune.graph import ChannelGraph
 from softprune.graph.sites import DEFAULT_KINDS, KINDS
 
-CUTS = {"chosen": KINDS, "streams": KINDS, "activated": DEFAULT_KINDS}
+CUTS = {"chosen": KINDS, "latency": KINDS, "streams": KINDS, "activated": DEFAULT_KINDS}
 GPU = ["resnet50", "mobilenet_v2", "efficientnet_lite0", "regnet_y_400mf"]
 CONTROLS = ["ecaresnet50d:ecaresnet50d_pruned", "efficientnet_b3:efficientnet_b3_pruned"]
 CPU = [*GPU, "resnet18", "mobilenet_v3_small", "efficientnet_b0", "mnasnet1_0", "vgg16_bn", "densenet121"]
@@ -78,13 +79,15 @@ class Networks:
         """Return the network with half of the MACs."""
         if not cut:
             return self.twin[0]
+        cut, _, target = cut.partition(" ")
         graph = read_graph(self.dense, self.example, kinds=CUTS[cut])
 
         def plan(masks: Any) -> PrunePlan:
             return make_plan(graph, self.dense, masks, round_to=multiple)
 
-        if cut == "chosen":
-            masks = torch.load(self.masks / f"masks-{self.name}-{multiple}-0.5-0.pt", map_location="cpu")
+        if cut == "chosen" or target:
+            asked = f"latency-{self.name}-{multiple}-{target}" if target else f"{self.name}-{multiple}-0.5"
+            masks = torch.load(self.masks / f"masks-{asked}-0.pt", map_location="cpu")
         else:
             floors = {site.name: int(site.name in required_sites(graph)) for site in graph.sites}
             coupled = blocks_of_sites(graph, multiple)
@@ -116,7 +119,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--networks", nargs="+")
     parser.add_argument("--input", type=int, default=224)
-    parser.add_argument("--cuts", nargs="+", default=["chosen"], choices=list(CUTS))
+    parser.add_argument(
+        "--cuts", nargs="+", default=["chosen"], help=f"{', '.join(CUTS)}; with its share: 'latency 0.6'"
+    )
     parser.add_argument("--masks", type=Path, help="what from_trained.py left, for chosen cuts")
     parser.add_argument("--round-to", nargs="+", type=int, default=[8])
     parser.add_argument("--backends", nargs="+", default=["compile"])
