@@ -1,7 +1,5 @@
 """Evaluation over a whole test set, and the time of a forward."""
 
-from typing import Any
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -32,41 +30,19 @@ def totals(model: nn.Module) -> EvalTotals:
     return Evaluator(bundle(), RunConfig(), WORLD)(model)
 
 
-@pytest.fixture
-def captured(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """CUDA graphs played on the CPU: warm-up, undo, then replays."""
-    captures: list[Any] = []
-
-    def capture(body: Any, device: torch.device, *, trial: Any, undo: Any) -> Any:
-        for _ in range(3):
-            trial()
-        undo()
-        captures.append(body)
-        return type("Graph", (), {"replay": staticmethod(body)})
-
-    monkeypatch.setattr(evaluate, "capture_graph", capture)
-    return captures
-
-
-@pytest.mark.parametrize("as_graph", [False, True])
 @pytest.mark.parametrize("batch_size", [1, 5, 23, 100])
-def test_totals_are_exact_for_any_batch_size(
-    batch_size: int, as_graph: bool, captured: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_totals_are_exact_for_any_batch_size(batch_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evaluate, "_BATCH", batch_size)
     model, data = network(), bundle().test
     assert isinstance(data, ArrayDataset)
     with torch.no_grad():
         logits = model.eval()(data.images)
     best = logits.topk(5).indices == data.labels[:, None]
-    evaluator = Evaluator(bundle(), RunConfig(), WORLD)
-    evaluator._captures = as_graph
-    found = evaluator(model)
+    found = totals(model)
     assert found.images == 23
     assert found.loss == pytest.approx(F.cross_entropy(logits, data.labels).item(), rel=1e-5)
     assert found.top1 == pytest.approx(100 * best[:, 0].float().mean().item())
     assert found.top5 == pytest.approx(100 * best.any(1).float().mean().item())
-    assert len(captured) == (as_graph and batch_size == 1), "only many batches pay for a capture"
 
 
 def test_modes_and_statistics_stay_and_later_weights_count() -> None:

@@ -1,7 +1,7 @@
 """Evaluation of a network: accuracy on a whole test set, and the latency of a forward."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,8 +22,6 @@ _BATCH = 500
 """Images per forward pass, at most."""
 _NUMBERS = 128 * 3 * 224 * 224
 """What they have together, at most: 128 images of ImageNet's usual size."""
-_CAPTURED_FROM = 8
-"""Batches from which a CUDA graph pays off: capturing one takes as long as a few forwards."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +45,6 @@ class Evaluator:
         self._workers = config.data.workers
         self._bf16 = config.train.precision == "bf16" and has_fast_bf16(world.device)
         self._layout = layout_of(world.device)
-        self._captures = world.device.type == "cuda" and config.train.mode != "eager"
         self._loaders: dict[int, BatchLoader] = {}
 
     @torch.no_grad()
@@ -59,52 +56,32 @@ class Evaluator:
         data = self._data.test if on_test or self._data.holdout is None else self._data.holdout
         device = self._world.device
         own = torch.arange(self._world.rank, len(data), self._world.size)
-        count = min(_BATCH, len(own), max(1, _NUMBERS // math.prod(data.shape))) or 1
-        missing = -len(own) % count
-        # The last batch is padded with the first image, which is not counted there.
-        rows = F.pad(own, (0, missing)).view(-1, count)
-        counted = F.pad(torch.ones(len(own)), (0, missing)).view(-1, count).to(device, torch.float64)
+        rows = own.split(min(_BATCH, max(1, _NUMBERS // math.prod(data.shape))))
         totals = torch.zeros(4, dtype=torch.float64, device=device)
-        # Buffers of fixed address, which a CUDA graph reads.
-        buffers = (
-            torch.zeros(count, *data.shape, device=device).contiguous(memory_format=self._layout),
-            torch.zeros(count, dtype=torch.int64, device=device),
-            torch.zeros(count, dtype=torch.float64, device=device),
-        )
-
-        def add() -> None:
-            images, labels, weights = buffers
-            with torch.autocast(device.type, dtype=torch.bfloat16, enabled=self._bf16, cache_enabled=False):
-                logits = network(images)
-            losses = F.cross_entropy(logits.float(), labels, reduction="none").double()
-            best = logits.topk(min(5, logits.shape[1]), dim=1).indices == labels[:, None]
-            columns = torch.stack([torch.ones_like(losses), losses, best[:, 0].double(), best.any(1).double()], dim=1)
-            totals.add_((weights[:, None] * columns).sum(0))
-
-        run: Call = add
         if self._world.size > 1:
             # Each process has its own running statistics; those of rank 0 are saved.
             broadcast_from_rank0_(*network.buffers())
         with evaluating(network):
-            for number, (batch, weights) in enumerate(zip(self._batches(data, rows), counted, strict=True)):
-                for buffer, content in zip(buffers, (*batch, weights), strict=True):
-                    buffer.copy_(content)
-                if number == 0 and self._captures and len(rows) >= _CAPTURED_FROM:
-                    run = _captured(add, device, totals.zero_)
-                run()
+            for images, labels in self._batches(data, rows):
+                with torch.autocast(device.type, dtype=torch.bfloat16, enabled=self._bf16, cache_enabled=False):
+                    logits = network(images.contiguous(memory_format=self._layout))
+                losses = F.cross_entropy(logits.float(), labels, reduction="none").double()
+                best = logits.topk(min(5, logits.shape[1]), dim=1).indices == labels[:, None]
+                columns = [torch.ones_like(losses), losses, best[:, 0].double(), best.any(1).double()]
+                totals += torch.stack(columns, dim=1).sum(0)
         images_seen, loss, first, five = self._world.sum_(totals).tolist()
         top5 = 100 * five / images_seen if self._data.num_classes > 5 else None
         return EvalTotals(int(images_seen), loss / images_seen, 100 * first / images_seen, top5)
 
-    def _batches(self, data: ArrayDataset | LoadedDataset, rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    def _batches(self, data: ArrayDataset | LoadedDataset, rows: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
         if isinstance(data, ArrayDataset):
-            for row in rows.to(self._world.device):
-                yield data.batch(row)
+            for row in rows:
+                yield data.batch(row.to(data.device))
             return
         if id(data) not in self._loaders:  # worker processes persist
             self._loaders[id(data)] = BatchLoader(data, workers=self._workers, device=self._world.device)
         mean, std = data.mean.to(self._world.device), data.std.to(self._world.device)
-        for pixels, labels in self._loaders[id(data)].batches(rows, torch.zeros_like(rows)):
+        for pixels, labels in self._loaders[id(data)].batches(rows, map(torch.zeros_like, rows)):
             yield normalised(pixels, mean, std), labels
 
 
@@ -119,16 +96,11 @@ def latency_ms(network: nn.Module, batch: Tensor) -> float:
     def forward() -> None:
         network(batch)
 
+    call: Call = forward
     with evaluating(network):
-        call = _captured(forward, batch.device, lambda: None) if batch.device.type == "cuda" else forward
+        if batch.device.type == "cuda":
+            try:
+                call = capture_graph(forward, batch.device, trial=forward, undo=lambda: None).replay
+            except Exception as error:
+                logger.info("the latency is that of eager calls, since no CUDA graph can be captured: %s", error)
         return time_ms(call, batch.device, rounds=30, limit=1.5)
-
-
-def _captured(body: Call, device: torch.device, undo: Call) -> Call:
-    """Return ``body`` as a CUDA graph, which has not run, or as it is where it cannot be captured."""
-    try:
-        return capture_graph(body, device, trial=body, undo=undo).replay
-    except Exception as error:
-        logger.info("an evaluation runs eagerly, since it cannot be captured as a CUDA graph: %s", error)
-        undo()
-        return body
