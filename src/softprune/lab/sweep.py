@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 from pydantic import Field
 
 from softprune import models
-from softprune.errors import ConfigError, DataError, SoftpruneError, first_line, import_optional
+from softprune.errors import CheckpointError, ConfigError, DataError, SoftpruneError, first_line, import_optional
 from softprune.lab.config import recipes
 from softprune.lab.config.settings import BASELINE, RunConfig, Section
 from softprune.lab.data import DATASETS
@@ -26,7 +26,7 @@ from softprune.lab.runs.folder import BusyError, RunFolder, check_folder_name
 from softprune.lab.runs.networks import check_weights_exist
 from softprune.lab.train.control import Listener, StopSignal
 from softprune.lab.train.method import check_method
-from softprune.lab.train.run import absolute_paths, resume, start
+from softprune.lab.train.run import absolute_paths, check_same_config, resume, start
 
 _AFTER = "{after}"
 """In a value of `set`, the folder of the run named by `after`."""
@@ -95,8 +95,9 @@ def read_sweep(sweep: Path | str, out: Path | str | None = None, *, data_dir: st
         for cell in cells:
             if names.count(cell.name) > 1:
                 raise ConfigError(f"Runs must have different names. Got {cell.name!r} twice; set `name` of one.")
-            _check_started(cell)
-    except (ConfigError, DataError) as error:
+            if cell.folder.config.is_file():
+                check_same_config(cell.config, cell.folder.read_config(), cell.folder, cell.folder.config, ())
+    except (CheckpointError, ConfigError, DataError) as error:
         raise ConfigError(f"{path.name}: {error}") from error
     return cells
 
@@ -157,24 +158,6 @@ def _suffix(point: Mapping[str, Any]) -> str:
     shown = {key: f"{value:g}" if isinstance(value, float) else value for key, value in point.items()}
     parts = [f"-{key.rpartition('.')[2]}{value}" for key, value in shown.items()]
     return re.sub(r"[^A-Za-z0-9._-]+", "_", "".join(parts))
-
-
-def _check_started(cell: Cell) -> None:
-    """Raise a ConfigError if the folder of a cell holds a run with other settings."""
-    if not cell.folder.config.is_file():
-        return
-    changed = {
-        key: (now, before)
-        for key, (now, before) in recipes.changed_settings(cell.config, cell.folder.read_config()).items()
-        # The images may be elsewhere, and so may a run of this sweep, if the folder was moved.
-        if key != "data.dir" and cell.folder.path.parent / Path(str(before)).name != Path(str(now))
-    }
-    if changed:
-        raise ConfigError(
-            f"{cell.folder.path} must hold the run {cell.name!r} with the settings that it has now. Got a changed "
-            f"sweep or recipe, {recipes.show_changes(changed)}; give the run another name, the sweep another folder "
-            "(--out), or remove the old run."
-        )
 
 
 Progress = Callable[[], AbstractContextManager[Listener]]

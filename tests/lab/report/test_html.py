@@ -1,7 +1,6 @@
-"""Numbers for readers, charts and tables as HTML, and the colours of the page."""
+"""Numbers for readers, charts and tables as HTML."""
 
 import re
-from importlib.resources import files
 
 import pytest
 from hypothesis import given
@@ -9,10 +8,6 @@ from hypothesis import strategies as st
 
 from softprune.lab.report import text
 from softprune.lab.report.html import Axis, Column, Series, axis, curves, scatter, table
-
-SHEET = files("softprune.lab.report").joinpath("page.css").read_text(encoding="utf-8")
-COLOURS = re.findall(r"--([\w-]+): light-dark\((#[0-9a-f]{6}), (#[0-9a-f]{6})\);", SHEET)
-LIGHT, DARK = ({name: pair[scheme] for name, *pair in COLOURS} for scheme in (0, 1))
 
 
 @pytest.mark.parametrize(
@@ -88,24 +83,3 @@ def test_a_table_has_numbers_as_values_and_escapes_text() -> None:
     assert '<th scope="row">&lt;b&gt;</th><td class="n" data-value="1234567">1.23 M</td>' in found
     assert "\\u202e" in found
     assert '<td class="n">-</td>' in found
-
-
-def luminance(colour: str) -> float:
-    channels = [int(colour[start : start + 2], 16) / 255 for start in (1, 3, 5)]
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-def contrast(one: str, other: str) -> float:
-    light, dark = sorted((luminance(one), luminance(other)), reverse=True)
-    return (light + 0.05) / (dark + 0.05)
-
-
-@pytest.mark.parametrize("scheme", [LIGHT, DARK], ids=["light", "dark"])
-def test_text_and_lines_stand_out(scheme: dict[str, str]) -> None:
-    for name in ("ink", "muted", "kept", "removed", "green", "g3", "g4", "g5"):
-        assert contrast(scheme[name], scheme["paper"]) >= 4.5, name
-    for name in ("ink", "muted"):
-        assert contrast(scheme[name], scheme["wash"]) >= 4.5, name
-    assert contrast(scheme["grey"], scheme["paper"]) >= 3
-    assert contrast(scheme["kept"], scheme["was"]) >= 3  # the two parts of a bar

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from softprune.errors import CheckpointError, ConfigError, SoftpruneError, nearest
+from softprune.errors import CheckpointError, ConfigError, SoftpruneError
 from softprune.lab.cli.app import DataDir, DataSet, Device, Json, Method, Model, Run, TimeLimit, command, parse_time
 from softprune.lab.cli.output import error_line, print_facts, print_json, print_table, remark, run_progress, say
-from softprune.lab.config.recipes import DEFAULT_RECIPE, RECIPES, SWEEPS, load_recipe, title_of
+from softprune.lab.config.recipes import DEFAULT_RECIPE, RECIPES, SWEEPS, find_file, load_recipe, title_of
 from softprune.lab.config.settings import BASELINE, RunConfig
 from softprune.lab.report.text import cut, file_size, milliseconds, percent, short
 from softprune.lab.runs.folder import RunFolder
@@ -382,11 +382,8 @@ def recipes(
     if name is None:
         rows = [[each, kind, title_of(file)] for kind, found in kinds.items() for each, file in found.items()]
         print_facts(["name", "kind", "description"], rows, as_json=as_json)
-    elif name in files:
-        say(files[name].read_text(encoding="utf-8").rstrip("\n"))
     else:
-        hint = nearest(name, files)
-        raise ConfigError(f"A recipe must be a name that `softprune recipes` lists. Got {name!r}.{hint}")
+        say(find_file(name, files).read_text(encoding="utf-8").rstrip("\n"))
 
 
 @command

@@ -93,8 +93,7 @@ def starting_network(config: ModelConfig, num_classes: int, seed: int) -> tuple[
 
 def _pretrained_weights(config: ModelConfig) -> dict[str, Tensor]:
     """Return the trained weights that a factory of torchvision or timm provides, with its own classifier."""
-    factory = import_factory(config.name, "model.name") if ":" in config.name else None
-    keywords = inspect.signature(factory).parameters if callable(factory) else {}
+    keywords = inspect.signature(import_factory(config.name, "model.name")).parameters if ":" in config.name else {}
     # timm's factories take both names in **kwargs, but declare only their own.
     if "pretrained" in keywords:
         trained: dict[str, Any] = {"pretrained": True}
@@ -119,13 +118,13 @@ def load_weights(network: nn.Module, state: Mapping[str, Tensor], source: str, n
     ``source`` says where ``state`` is from, for messages.
     """
     expected = network.state_dict()
+    heads = [f"{name}." for name, module in network.named_modules() if isinstance(module, nn.Linear | nn.Conv2d)]
     # A classifier for other classes differs in its first dimension alone.
     head = [
-        f"{name}.{key}"
-        for name, module in network.named_modules()
-        if isinstance(module, nn.Linear | nn.Conv2d)
-        for key, value in module.state_dict().items()
-        if _other_classes(state.get(f"{name}.{key}"), value, num_classes)
+        name
+        for name, own in expected.items()
+        if name.startswith(tuple(heads)) and name in state and own.ndim == state[name].ndim
+        if len(own) == num_classes != len(state[name]) and own.shape[1:] == state[name].shape[1:]
     ]
     try:
         network.load_state_dict({**state, **{name: expected[name] for name in head}})
@@ -140,12 +139,6 @@ def load_weights(network: nn.Module, state: Mapping[str, Tensor], source: str, n
             *(source, len(state[head[0]]), num_classes, ", ".join(head)),
         )
     return not head
-
-
-def _other_classes(given: Tensor | None, own: Tensor, num_classes: int) -> bool:
-    if given is None or not given.ndim:
-        return False
-    return own.shape[0] == num_classes != given.shape[0] and own.shape[1:] == given.shape[1:]
 
 
 def check_weights_exist(path: Path) -> None:
@@ -235,17 +228,14 @@ def image_shape(name: str, given: tuple[int, ...] = ()) -> tuple[int, ...]:
 def _definition(name: str, compact: Path, options: Mapping[str, Any]) -> nn.Module:
     """Build the dense network of a saved one, with the number of classes for which all shapes match."""
     plan = read_plans(compact)[0]
-    # On the meta device no memory is allocated. Tensors that differ for ten classes belong to a classifier, so that the
-    # right number is a size of each of them.
-    with torch.device("meta"):
-        probe = model_shapes(build_network(name, 10, options))
-        differing = [set(plan.dense.get(key, ())) for key, shape in probe.items() if plan.dense.get(key) != shape]
-        for classes in set.intersection(*differing) if differing else {10}:
-            if classes and model_shapes(build_network(name, classes, options)) == plan.dense:
-                break
-        else:
-            raise FileFormatError(
-                f"The network must be the one that was pruned, a {plan.model}. Got {name!r}, whose shapes do not match "
-                "the plan for any number of classes."
-            )
-    return build_network(name, classes, options)
+    # One of the first dimensions is that of the classifier, mostly the last one.
+    lengths = [shape[0] for shape in plan.dense.values() if shape]
+    for classes in dict.fromkeys(reversed(lengths)):
+        with torch.device("meta"):  # which allocates no memory
+            shapes = model_shapes(build_network(name, classes, options))
+        if shapes == plan.dense:
+            return build_network(name, classes, options)
+    raise FileFormatError(
+        f"The network must be the one that was pruned, a {plan.model}. Got {name!r}, whose shapes do not match "
+        "the plan for any number of classes."
+    )

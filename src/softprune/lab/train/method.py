@@ -137,32 +137,25 @@ def make_pruner(
 
 def load_teacher(path: Path, config: RunConfig, data: DataBundle, device: torch.device) -> Teacher:
     """Load the teacher of a run from the folder of a dense run, or from a file with weights of the run's network."""
+    run, model = RunFolder(path), config.model
     try:
-        network = _teacher_network(path, config, data)
+        if run.config.is_file():
+            other = run.read_config()
+            model = other.model
+            # A run's folder is data: only factories that this run names itself are imported.
+            is_known = model.name in (*models.REGISTRY, config.model.name)
+            if other.method.name != "dense" or not run.result.is_file() or not is_known:
+                raise ConfigError(f"a run with method {other.method.name} and network {model.name}.")
+        with torch.random.fork_rng(devices=[]):  # the run's own start must not depend on its teacher
+            network = build_network(model.name, data.num_classes, model.options)
+        if not load_weights(network, read_weights(path), str(path), data.num_classes):
+            raise ConfigError(f"a network without a classifier for the {data.num_classes} classes of the run.")
         check_outputs(network, data, "It", "name a network that was trained on this data set")
     except SoftpruneError as error:
         raise ConfigError(
-            f"distill.teacher must be a trained dense network for these classes: a finished dense run, or a file with "
-            f"weights. Got {path}: {error} If the teacher of a run was moved, change the path in its config.toml."
+            "distill.teacher must be a trained dense network for these classes: a finished dense run of a network of "
+            f"softprune or of this run, or a file with weights. Got {path}: {error} If the teacher of a run was moved, "
+            "change the path in its config.toml."
         ) from error
     network = placed(network.eval().requires_grad_(False), device)
     return Teacher(network, config.distill.weight, config.distill.temperature)
-
-
-def _teacher_network(path: Path, config: RunConfig, data: DataBundle) -> nn.Module:
-    """Return the network of a dense run, or one like that of ``config`` with the weights of a file."""
-    run, model = RunFolder(path), config.model
-    if run.config.is_file():
-        other = run.read_config()
-        if other.method.name != "dense" or not run.result.is_file():
-            inside = f", whose dense baseline is {run.dense}" if run.dense.is_dir() else ""
-            raise ConfigError(f"a run with method {other.method.name}{inside}, or one that is not finished.")
-        # A run's folder is data: only factories that this run names itself are imported.
-        if other.model.name not in (*models.REGISTRY, config.model.name):
-            raise ConfigError(f"a run with model.name = {other.model.name!r}, which this run does not name.")
-        model = other.model
-    with torch.random.fork_rng(devices=[]):  # the run's own start must not depend on its teacher
-        network = build_network(model.name, data.num_classes, model.options)
-    if not load_weights(network, read_weights(path), str(path), data.num_classes):
-        raise ConfigError(f"a network without a classifier for the {data.num_classes} classes of the run.")
-    return network

@@ -9,6 +9,7 @@ import copy
 import itertools
 import math
 import time
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -167,7 +168,7 @@ def _run(
         if config.train.dense_baseline:
             baseline, dense = RunFolder(folder.dense), dense_config(config)
             if world.broadcast(baseline.result.is_file()):
-                _check_same_config(dense, baseline.read_result().config, baseline, baseline.result)
+                check_same_config(dense, baseline.read_result().config, baseline, baseline.result)
             else:
                 begin_phase("training the dense baseline", listener)
                 if world.is_writer and not baseline.config.exists():
@@ -196,7 +197,7 @@ def _resumed(
     path = folder.checkpoints / name
     if not world.is_writer:
         state = checkpoint.read_checkpoint(path)
-    _check_same_config(config, RunConfig(**known_settings(state["config"])), folder, path)
+    check_same_config(config, RunConfig(**known_settings(state["config"])), folder, path)
     _check_same_images(data, state["data"])
     logger.info("resuming from %s", path)
     return Trainer(config, folder, data, world, state)
@@ -680,17 +681,27 @@ def _modules(before: Cost, after: Cost) -> tuple[Module, ...]:
 # --- configurations and images of a run ------------------------------------------------------------------------------
 
 
-def _check_same_config(config: RunConfig, saved: RunConfig, folder: RunFolder, path: Path) -> None:
-    """Raise a CheckpointError if the file ``path`` of a run was written with another configuration."""
-    changed = changed_settings(config, saved)
-    plan = ("method.options.plan",) if config.method.name == "scratch" else ()
-    # Files may be moved, and what they hold is checked; loader processes decide nothing.
-    for setting in ("data.dir", "data.workers", "distill.teacher", *plan):
-        changed.pop(setting, None)
+def check_same_config(
+    config: RunConfig,
+    saved: RunConfig,
+    folder: RunFolder,
+    path: Path,
+    renamed: Sequence[str] = ("distill.teacher", "method.options.plan"),
+) -> None:
+    """Raise a CheckpointError if the file ``path`` of a run was written with another configuration.
+
+    Files may be moved, those of ``renamed`` also under another name, since what they hold is checked.
+    """
+    changed = {
+        key: (now, before)
+        for key, (now, before) in changed_settings(config, saved).items()
+        if key not in ("data.dir", "data.workers", *renamed)  # loader processes decide nothing
+        and not ("/" in str(now) and Path(str(now)).name == Path(str(before)).name)
+    }
     if changed:
         raise CheckpointError(
-            f"{path} must belong to the run that config.toml describes. Got another configuration, "
-            f"{show_changes(changed)}: restore {folder.whole.config}, or start a new run."
+            f"{path} must belong to the run that is to be resumed. Got another configuration, "
+            f"{show_changes(changed)}: restore {folder.whole.config} or its recipe, or start a new run."
         )
 
 
