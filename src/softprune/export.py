@@ -290,14 +290,9 @@ def _sole_owner(node: Node) -> str | None:
 def _fold(network: nn.Module, layer_name: str, norm_name: str) -> None:
     layer: Any = network.get_submodule(layer_name)
     norm: Any = network.get_submodule(norm_name)
-    scale = (norm.running_var + norm.eps).rsqrt()
-    if norm.weight is not None:
-        scale = scale * norm.weight
-    shift = -norm.running_mean * scale
-    if norm.bias is not None:
-        shift = shift + norm.bias
-    if layer.bias is not None:
-        shift = shift + layer.bias * scale
+    scale = (norm.running_var + norm.eps).rsqrt() * (1 if norm.weight is None else norm.weight)
+    inner, outer = (0 if each.bias is None else each.bias for each in (layer, norm))
+    shift = (inner - norm.running_mean) * scale + outer
     trains, weight = layer.weight.requires_grad, layer.weight.clone()
     filters = by_filter(layer, weight)
     filters.mul_(scale.view(*filters.shape[:2], *(1,) * (filters.ndim - 2)))

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from softprune.errors import ConfigError, SoftpruneError, first_line
+from softprune.errors import ConfigError
 
 T = TypeVar("T")
 
@@ -71,10 +71,7 @@ class World:
 
 @contextmanager
 def join_world(device: str = "auto") -> Iterator[World]:
-    """Join the process group that torchrun started, or be a world of one process; leave it again, also after an error.
-
-    An error that says that another process has ended becomes a SoftpruneError.
-    """
+    """Join the process group that torchrun started, or be a world of one process; leave it at the end."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     own = pick_device(device, int(os.environ.get("LOCAL_RANK", "0")))
     if size == 1 and "RANK" not in os.environ:
@@ -85,22 +82,9 @@ def join_world(device: str = "auto") -> Iterator[World]:
     try:
         dist.init_process_group("nccl" if own.type == "cuda" else "gloo")
         yield World(rank=dist.get_rank(), size=dist.get_world_size(), device=own)
-    except RuntimeError as error:
-        if not is_lost_process(error):
-            raise
-        raise SoftpruneError(
-            f"All processes of a run must work until it ends. Got {first_line(error)}: another process failed, and its "
-            "own message says why, or it was killed. Start them again; a run resumes from its newest checkpoint."
-        ) from error
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
-
-
-def is_lost_process(error: BaseException) -> bool:
-    """Return whether ``error`` says that another process of the group cannot be reached: it has ended."""
-    # Gloo raises plain RuntimeErrors, which name its source files.
-    return dist.is_available() and (isinstance(error, dist.DistError) or "/gloo/" in str(error))
 
 
 def pick_device(device: str = "auto", local_rank: int = 0) -> torch.device:

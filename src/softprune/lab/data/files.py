@@ -5,7 +5,6 @@ import random
 import signal
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,9 +16,6 @@ from softprune.errors import DataError
 from softprune.lab.data.arrays import ArrayDataset, EpochSampler, normalised
 from softprune.rng import Clock
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
-_FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "PPM", "TIFF")
-"""The decoders that may read an image, whatever its name says: others, such as EPS, start programs."""
 IMAGENET_MEAN, _STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
 """In units of stored bytes."""
 
@@ -171,24 +167,3 @@ def keep_on_device(data: LoadedDataset, device: torch.device | str, workers: int
         images[row[0] : row[-1] + 1] = pixels
         labels.append(numbers)
     return ArrayDataset(images, torch.cat(labels).to(device), data.mean.to(device), data.std.to(device))
-
-
-def is_image(path: str) -> bool:
-    """Return whether a path has the suffix of an image and is not hidden."""
-    # A hidden file is not the user's: macOS adds "._NAME.jpg", which holds no image, to archives.
-    return not os.path.basename(path).startswith(".") and path.lower().endswith(SUFFIXES)
-
-
-def read_image(path: str | Path, mode: str = "RGB") -> Any:
-    """Return an image file as a PIL image in this mode, as stored: EXIF's orientation is not applied."""
-    from PIL import Image
-
-    with Image.open(path, formats=_FORMATS) as image:
-        return image.convert(mode)
-
-
-def evaluation_crop(size: int) -> list[Any]:
-    """Return the transforms that take the central square of an image, as the networks are tested on it."""
-    from torchvision.transforms import v2
-
-    return [v2.Resize(round(size * 256 / 224)), v2.CenterCrop(size)]

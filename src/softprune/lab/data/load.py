@@ -16,17 +16,7 @@ from softprune.errors import DataError, first_few, import_optional
 from softprune.lab.config.settings import DataConfig
 from softprune.lab.data.arrays import ArrayBatches, ArrayDataset, Augmentation, EpochSampler
 from softprune.lab.data.cifar import CIFAR10, CIFAR100, Cifar, read_cifar
-from softprune.lab.data.files import (
-    IMAGENET_MEAN,
-    SUFFIXES,
-    BatchLoader,
-    LoadedDataset,
-    LoaderBatches,
-    evaluation_crop,
-    is_image,
-    keep_on_device,
-    read_image,
-)
+from softprune.lab.data.files import IMAGENET_MEAN, BatchLoader, LoadedDataset, LoaderBatches, keep_on_device
 from softprune.lab.factories import call_factory, check_name
 from softprune.rng import hashed_permutation
 
@@ -187,20 +177,20 @@ def _load_folder(root: Path | None, config: DataConfig, seed: int) -> DataBundle
     if root is None:
         raise DataError("Images in files need their folder's path. Got none; pass --data-dir (`root`).")
     import_optional("torchvision", "data.name = folder", error=DataError)
-    from torchvision.datasets import ImageFolder
+    from torchvision.datasets.folder import IMG_EXTENSIONS, ImageFolder
     from torchvision.transforms import v2
 
+    def is_image(path: str) -> bool:  # macOS adds hidden files, "._NAME.jpg", to archives
+        return path.lower().endswith(IMG_EXTENSIONS) and not os.path.basename(path).startswith(".")
+
     size, erasing = config.image_size, config.erasing
-    centre = v2.Compose([*evaluation_crop(size), v2.PILToTensor()])
+    centre = v2.Compose([v2.Resize(round(size * 256 / 224)), v2.CenterCrop(size), v2.PILToTensor()])
     try:
-        plain, test = (
-            ImageFolder(str(root / split), centre, loader=read_image, is_valid_file=is_image)
-            for split in ("train", "val")
-        )
+        plain, test = (ImageFolder(str(root / part), centre, is_valid_file=is_image) for part in ("train", "val"))
     except OSError as error:
         raise DataError(
             f"Images in folders need {root}/train and {root}/val, each with a folder of images for each class "
-            f"({', '.join(SUFFIXES)}). Got {str(error).strip()}"
+            f"({', '.join(IMG_EXTENSIONS)}). Got {str(error).strip()}"
         ) from error
     if plain.classes != test.classes:
         differing = sorted(set(plain.classes) ^ set(test.classes))
