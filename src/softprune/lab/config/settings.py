@@ -138,11 +138,17 @@ def keys_of(section: type[Section], prefix: str = "") -> Iterator[tuple[str, Any
 def _unknown_key(key: str, root: type[Section]) -> ConfigError:
     """Return the error for a key that ``root`` does not have, with the closest one that it has."""
     known = [name for name, _ in keys_of(root)]
+    section, _, last = key.rpartition(".")
     sections = list(dict.fromkeys(name.partition(".")[0] for name in known))
+    here = [name for name in known if section and name.rpartition(".")[0] == section]
     # A key in the wrong section (`train.lr`) is nearer by its last part than by its spelling.
-    meant = [name for name in known if name.rpartition(".")[2] == key.rpartition(".")[2]]
-    meant = meant or difflib.get_close_matches(key, [*known, *sections], n=1, cutoff=0.75)
-    hint = f" Did you mean {' or '.join(map(repr, meant[:3]))}?" if meant else f" Known here: {', '.join(sections)}."
+    meant = [name for name in known if name.rpartition(".")[2] == last]
+    meant = meant or difflib.get_close_matches(key, here or [*known, *sections], n=1, cutoff=0.8)
+    hint = (
+        f" Did you mean {' or '.join(map(repr, meant[:3]))}?"
+        if meant
+        else f" Known here: {', '.join(here or sections)}."
+    )
     return ConfigError(f"A recipe must only have keys that exist. Got {show(key)}.{hint}")
 
 
