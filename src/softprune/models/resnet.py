@@ -7,6 +7,7 @@ of torchvision's parameters, so that weights published for its ResNets load into
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -25,6 +26,9 @@ class PreActBlock(nn.Module):
     that these feed both paths. Where the stage halves the resolution it passes through a bias-free 1x1 convolution.
     In the other blocks the shortcut is the input of the block.
     """
+
+    expansion = 1
+    """Output channels of a block over its planes."""
 
     def __init__(self, in_channels: int, planes: int, *, first: bool) -> None:
         super().__init__()
@@ -51,6 +55,8 @@ class PreActBottleneck(nn.Module):
     convolution.
     """
 
+    expansion = 4
+
     def __init__(self, in_channels: int, planes: int, *, first: bool) -> None:
         super().__init__()
         stride = 2 if first and planes > 16 else 1
@@ -69,55 +75,97 @@ class PreActBottleneck(nn.Module):
         return (x if self.project is None else self.project(x)) + branch
 
 
-class OptionABlock(nn.Module):
-    """3x3-BatchNorm-ReLU, 3x3-BatchNorm, plus the shortcut, ReLU.
+class PadShortcut(nn.Module):
+    """Option A: take every second pixel and append zero channels."""
 
-    Where the stage halves the resolution, the shortcut takes every second pixel and appends zero channels.
-    """
+    def __init__(self, in_channels: int, planes: int) -> None:
+        super().__init__()
+        self.new_channels = planes - in_channels
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, 0, self.new_channels))
+
+
+def _projection(in_channels: int, out_channels: int, stride: int = 2) -> nn.Module:
+    return nn.Sequential(_conv(in_channels, out_channels, 1, stride), nn.BatchNorm2d(out_channels))
+
+
+class BasicBlock(nn.Module):
+    """3x3-BatchNorm-ReLU, 3x3-BatchNorm, plus the shortcut, ReLU."""
+
+    expansion = 1
 
     def __init__(self, in_channels: int, planes: int, *, first: bool) -> None:
         super().__init__()
-        self.stride = 1 if in_channels == planes else 2
-        self.new_channels = planes - in_channels
-        self.conv1 = _conv(in_channels, planes, stride=self.stride)
+        self.conv1 = _conv(in_channels, planes, stride=1 if in_channels == planes else 2)
         self.bn1 = nn.BatchNorm2d(planes)
         self.conv2 = _conv(planes, planes)
         self.bn2 = nn.BatchNorm2d(planes)
+        self.downsample = None if in_channels == planes else self.halved(in_channels, planes)
 
     def forward(self, x: Tensor) -> Tensor:
         branch = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
-        if self.stride != 1:
-            x = F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.new_channels))
-        return F.relu(x + branch)
+        return F.relu(branch + (x if self.downsample is None else self.downsample(x)))
+
+    def halved(self, in_channels: int, planes: int) -> nn.Module:
+        """Return the shortcut of a block that halves the resolution."""
+        return _projection(in_channels, planes)
 
 
-def _stages(
-    block: type[PreActBlock] | type[PreActBottleneck] | type[OptionABlock], depth: int, expansion: int = 1
-) -> nn.ModuleList:
-    """Return three stages of so many blocks each, whose output has `expansion` times their planes."""
-    stages, width = [], 16
-    for planes in (16, 32, 64):
-        blocks: list[nn.Module] = []
+class OptionABlock(BasicBlock):
+    """The same with shortcuts of option A."""
+
+    def halved(self, in_channels: int, planes: int) -> nn.Module:
+        return PadShortcut(in_channels, planes)
+
+
+class Bottleneck(nn.Module):
+    """1x1-BatchNorm-ReLU, 3x3-BatchNorm-ReLU, 1x1-BatchNorm, plus the shortcut, ReLU."""
+
+    expansion = 4
+
+    def __init__(self, in_channels: int, planes: int, *, first: bool) -> None:
+        super().__init__()
+        stride = 2 if first and planes > 64 else 1
+        self.conv1 = _conv(in_channels, planes, 1)
+        self.bn1 = nn.BatchNorm2d(planes)
+        self.conv2 = _conv(planes, planes, stride=stride)
+        self.bn2 = nn.BatchNorm2d(planes)
+        self.conv3 = _conv(planes, 4 * planes, 1)
+        self.bn3 = nn.BatchNorm2d(4 * planes)
+        self.downsample = _projection(in_channels, 4 * planes, stride) if first else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        branch = F.relu(self.bn1(self.conv1(x)))
+        branch = F.relu(self.bn2(self.conv2(branch)))
+        branch = self.bn3(self.conv3(branch))
+        return F.relu(branch + (x if self.downsample is None else self.downsample(x)))
+
+
+def _stages(block: Any, depths: Sequence[int], planes: int = 16) -> nn.ModuleList:
+    """Return stages of so many blocks each; `planes`, also the width of the stem, doubles from one to the next."""
+    stages, width = nn.ModuleList(), planes
+    for depth in depths:
+        blocks = []
         for index in range(depth):
             blocks.append(block(width, planes, first=index == 0))
-            width = planes * expansion
+            width = planes * block.expansion
         stages.append(nn.Sequential(*blocks))
-    return nn.ModuleList(stages)
+        planes *= 2
+    return stages
 
 
 class PreActResNet(nn.Module):
     """3x3 stem without BatchNorm, three stages of `PreActBlock`, BatchNorm-ReLU, average pool, linear."""
 
     block: type[PreActBlock] | type[PreActBottleneck] = PreActBlock
-    expansion = 1
-    """Output channels of a block over its planes."""
 
     def __init__(self, blocks_per_stage: int, num_classes: int = 10) -> None:
         super().__init__()
         self.stem = _conv(3, 16)
-        self.stages = _stages(self.block, blocks_per_stage, self.expansion)
-        self.bn = nn.BatchNorm2d(64 * self.expansion)
-        self.classifier = nn.Linear(64 * self.expansion, num_classes)
+        self.stages = _stages(self.block, [blocks_per_stage] * 3)
+        self.bn = nn.BatchNorm2d(64 * self.block.expansion)
+        self.classifier = nn.Linear(64 * self.block.expansion, num_classes)
         init_scp_(self)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -133,7 +181,6 @@ class BottleneckResNet(PreActResNet):
     """The same with stages of `PreActBottleneck`."""
 
     block = PreActBottleneck
-    expansion = 4
 
 
 class OptionAResNet(nn.Module):
@@ -143,7 +190,7 @@ class OptionAResNet(nn.Module):
         super().__init__()
         self.stem = _conv(3, 16)
         self.bn = nn.BatchNorm2d(16)
-        self.stages = _stages(OptionABlock, blocks_per_stage)
+        self.stages = _stages(OptionABlock, [blocks_per_stage] * 3)
         self.classifier = nn.Linear(64, num_classes)
         init_post_activation_(self)
 
@@ -155,71 +202,6 @@ class OptionAResNet(nn.Module):
         return self.classifier(x)
 
 
-resnet20 = partial(PreActResNet, 3)
-resnet56 = partial(PreActResNet, 9)
-resnet110 = partial(PreActResNet, 18)
-resnet164 = partial(BottleneckResNet, 18)
-resnet56_a = partial(OptionAResNet, 9)
-resnet110_a = partial(OptionAResNet, 18)
-
-
-def _projection(in_channels: int, out_channels: int, stride: int) -> nn.Sequential | None:
-    """1x1 convolution and BatchNorm on the shortcut, where the branch changes its shape."""
-    if stride == 1 and in_channels == out_channels:
-        return None
-    return nn.Sequential(_conv(in_channels, out_channels, 1, stride), nn.BatchNorm2d(out_channels))
-
-
-class BasicBlock(nn.Module):
-    """3x3-BatchNorm-ReLU, 3x3-BatchNorm, plus the shortcut, ReLU."""
-
-    expansion = 1
-
-    def __init__(self, in_channels: int, planes: int, stride: int) -> None:
-        super().__init__()
-        self.conv1 = _conv(in_channels, planes, stride=stride)
-        self.bn1 = nn.BatchNorm2d(planes)
-        self.conv2 = _conv(planes, planes)
-        self.bn2 = nn.BatchNorm2d(planes)
-        self.downsample = _projection(in_channels, planes, stride)
-
-    def forward(self, x: Tensor) -> Tensor:
-        branch = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
-        return F.relu(branch + (x if self.downsample is None else self.downsample(x)))
-
-
-class Bottleneck(nn.Module):
-    """1x1-BatchNorm-ReLU, 3x3-BatchNorm-ReLU, 1x1-BatchNorm, plus the shortcut, ReLU."""
-
-    expansion = 4
-
-    def __init__(self, in_channels: int, planes: int, stride: int) -> None:
-        super().__init__()
-        self.conv1 = _conv(in_channels, planes, 1)
-        self.bn1 = nn.BatchNorm2d(planes)
-        self.conv2 = _conv(planes, planes, stride=stride)
-        self.bn2 = nn.BatchNorm2d(planes)
-        self.conv3 = _conv(planes, 4 * planes, 1)
-        self.bn3 = nn.BatchNorm2d(4 * planes)
-        self.downsample = _projection(in_channels, 4 * planes, stride)
-
-    def forward(self, x: Tensor) -> Tensor:
-        branch = F.relu(self.bn1(self.conv1(x)))
-        branch = F.relu(self.bn2(self.conv2(branch)))
-        branch = self.bn3(self.conv3(branch))
-        return F.relu(branch + (x if self.downsample is None else self.downsample(x)))
-
-
-BlockType = type[BasicBlock] | type[Bottleneck]
-
-
-def _stage(block: BlockType, in_channels: int, planes: int, depth: int, stride: int) -> nn.Sequential:
-    """`depth` blocks, of which the first changes width and resolution."""
-    blocks = [block(in_channels, planes, stride)]
-    blocks += [block(planes * block.expansion, planes, 1) for _ in range(depth - 1)]
-    return nn.Sequential(*blocks)
-
-
 class ResNet(nn.Module):
     """7x7 stem, max-pool, four stages of 64, 128, 256, 512 planes, average pool, linear.
 
@@ -227,15 +209,17 @@ class ResNet(nn.Module):
     """
 
     def __init__(
-        self, block: BlockType, depths: Sequence[int], num_classes: int = 1000, *, small_images: bool = False
+        self,
+        block: type[BasicBlock] | type[Bottleneck],
+        depths: Sequence[int],
+        num_classes: int = 1000,
+        *,
+        small_images: bool = False,
     ) -> None:
         super().__init__()
         self.conv1 = _conv(3, 64) if small_images else _conv(3, 64, 7, 2)
         self.bn1 = nn.BatchNorm2d(64)
-        self.layer1 = _stage(block, 64, 64, depths[0], stride=1)
-        self.layer2 = _stage(block, 64 * block.expansion, 128, depths[1], stride=2)
-        self.layer3 = _stage(block, 128 * block.expansion, 256, depths[2], stride=2)
-        self.layer4 = _stage(block, 256 * block.expansion, 512, depths[3], stride=2)
+        self.layer1, self.layer2, self.layer3, self.layer4 = _stages(block, depths, 64)
         self.fc = nn.Linear(512 * block.expansion, num_classes)
         init_post_activation_(self)
 
@@ -248,6 +232,12 @@ class ResNet(nn.Module):
         return self.fc(x)
 
 
+resnet20 = partial(PreActResNet, 3)
+resnet56 = partial(PreActResNet, 9)
+resnet110 = partial(PreActResNet, 18)
+resnet164 = partial(BottleneckResNet, 18)
+resnet56_a = partial(OptionAResNet, 9)
+resnet110_a = partial(OptionAResNet, 18)
 resnet18 = partial(ResNet, BasicBlock, (2, 2, 2, 2))
 resnet50 = partial(ResNet, Bottleneck, (3, 4, 6, 3))
 resnet50_64 = partial(resnet50, num_classes=100, small_images=True)
