@@ -7,7 +7,6 @@ from method_networks import Chain, PreActivation, Residual, batch, sgd, train
 from torch import nn
 
 from softprune import models
-from softprune.errors import ModelError
 from softprune.methods import SssPruner
 from softprune.methods.sss import proximal_step_
 
@@ -31,15 +30,9 @@ def test_the_proximal_step_against_a_sequence_by_hand() -> None:
 
 def test_blocks_where_there_are_residual_branches_and_channels_elsewhere() -> None:
     images, _ = batch()
-    blocks = SssPruner(Residual(), images)
-    assert blocks.structure == "block"
-    assert blocks.branches == [(f"blocks.{i}.bn1", f"blocks.{i}.bn2") for i in range(3)]
-    assert {name: len(f) for name, f in blocks.factors().items()} == {f"blocks.{i}.bn2": 1 for i in range(3)}
-    channels = SssPruner(Chain(), images)
-    assert channels.structure == "channel"
-    assert {name: len(f) for name, f in channels.factors().items()} == {"1": 8, "4": 12}
-    with pytest.raises(ModelError, match="it is in no residual branch"):
-        SssPruner(Chain(), images, structure="block")
+    blocks, channels = (SssPruner(network(), images).factors() for network in (Residual, Chain))
+    assert {name: len(f) for name, f in blocks.items()} == {f"blocks.{i}.bn2": 1 for i in range(3)}
+    assert {name: len(f) for name, f in channels.items()} == {"1": 8, "4": 12}
 
 
 def test_the_papers_preactivation_network() -> None:
@@ -83,8 +76,8 @@ def test_a_step_descends_on_the_factors_gradient() -> None:
     assert factor.grad is None
 
 
-@pytest.mark.parametrize(("network", "structure"), [(Residual, "block"), (PreActivation, "block"), (Chain, "channel")])
-def test_zero_factors_are_cut_and_the_others_folded_in(network: type[nn.Module], structure: str) -> None:
+@pytest.mark.parametrize("network", [Residual, PreActivation, Chain])
+def test_zero_factors_are_cut_and_the_others_folded_in(network: type[nn.Module]) -> None:
     torch.manual_seed(0)
     images, _ = batch()
     model = network()
@@ -99,7 +92,7 @@ def test_zero_factors_are_cut_and_the_others_folded_in(network: type[nn.Module],
     torch.testing.assert_close(compact(images), masked)
     plan = pruner.plan()
     assert plan.macs < plan.dense_macs
-    if structure == "block":
+    if pruner.branches:
         assert all(not pruner.masks()[name].any() for name in pruner.branches[0])
     dense = pruner.detach()
     torch.testing.assert_close(dense.eval()(images), masked)

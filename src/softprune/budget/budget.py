@@ -14,7 +14,7 @@ from softprune.budget.latency import TableLike
 from softprune.budget.limit import CLOSE, BudgetStatus, BySite, Limit, PrunableNetwork
 from softprune.budget.split import LEVELS, FirstOrder, split_scores
 from softprune.devices import broadcast_from_rank0_
-from softprune.errors import CheckpointError, ConfigError, is_integer, is_number
+from softprune.errors import ConfigError, is_integer, is_number
 from softprune.log import get_logger
 from softprune.masks import SoftMasks
 from softprune.module_state import evaluating
@@ -257,7 +257,7 @@ class Budget(Limit):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resume from :meth:`state_dict`, in place; :meth:`check_state` says whether that is possible."""
+        """Resume from :meth:`state_dict`, in place."""
         self.load_table(state["table"])
         self.final_at, self.done, self.scores = state["final_at"], state["done"], state["scores"]
         self._schedule()
@@ -270,17 +270,6 @@ class Budget(Limit):
             tensor.copy_(value)
         self.site_masks.record(0 if self.is_decided else SAMPLES)
         self.site_masks.restore_inputs(state["inputs"])
-
-    def check_state(self, state: dict[str, Any]) -> None:
-        """Raise a CheckpointError unless a state is of a budget that was made alike."""
-        made = {"key": self.target.key, "total_steps": self.total_steps}
-        made |= {} if self.table else {"limit": self.limit}  # a timed one comes with the state
-        for key, value in made.items():
-            if state.get(key) != value:
-                raise CheckpointError(
-                    f"a budget's state must be of the same target and length of training. Its {key!r} is {value!r}; "
-                    f"got {state.get(key)!r}. Make the pruner as that of the checkpoint was made."
-                )
 
 
 def is_trained(masks: SoftMasks) -> bool:

@@ -110,8 +110,13 @@ def check_positive(name: str, value: object) -> float:
     return float(value)
 
 
-def check_has_target(target: TargetLike | None, **options: object) -> None:
-    """Raise if one of `options`, which act on a target alone, is given without one."""
+def check_target(target: TargetLike | None, instead: str, given: object, **options: object) -> None:
+    """Raise if a target is given with what it replaces, or `options` that act on a target alone without one."""
+    if target is not None and given is not None:
+        raise ConfigError(
+            f"`{instead}` and `target` exclude each other: a target decides what is removed. Got {instead} = "
+            f"{given!r} and target = {target!r}; give one of them."
+        )
     for name, value in options.items():
         if target is None and value is not None:
             raise ConfigError(f"`{name}` needs a `target`. Got {value!r} without one; set `target`, or leave it out.")

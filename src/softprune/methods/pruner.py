@@ -5,7 +5,6 @@ what runs around a step.
 """
 
 import math
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -38,9 +37,6 @@ logger = get_logger(__name__)
 
 NARROW = 0.05
 """The share of a site's channels below which a network whose every path passes the site is said to collapse."""
-
-GraphReader = Callable[..., ChannelGraph]
-"""`softprune.cut.selection.read_graph` for the model, its example and the user's choice of sites."""
 
 
 class Pruner(HookOwner):
@@ -107,11 +103,7 @@ class Pruner(HookOwner):
             raise ConfigError(f"min_channels must be an integer of at least 0. Got {min_channels!r}.")
         check_values(model)
         self.model = model
-
-        def read(**options: Any) -> ChannelGraph:
-            return read_graph(model, example, include=include, exclude=exclude, **options)
-
-        self.graph = self._read(read)
+        self.graph = self._read(example, include=include, exclude=exclude)
         if not self.graph.sites:
             raise nothing_to_prune(model, self.graph, chosen=include is not None or exclude is not None)
         if self.graph.unreached:
@@ -159,9 +151,9 @@ class Pruner(HookOwner):
 
     # --- what a method defines -----------------------------------------------------------------------------------
 
-    def _read(self, read: GraphReader) -> ChannelGraph:
-        """Return the channel graph with the sites that the method masks."""
-        return read()
+    def _read(self, example: ExampleLike, **options: Any) -> ChannelGraph:
+        """Return the channel graph with the sites that the method masks; options of :func:`read_graph`."""
+        return read_graph(self.model, example, **options)
 
     def _make_masks(self) -> Masks:
         """Mask the sites of `self.model` in place, and return who decides about their channels."""
@@ -553,7 +545,11 @@ class Pruner(HookOwner):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from :meth:`state_dict`."""
-        check_state(state, {"clock", "strength", "begun", "decision"})
+        if not isinstance(state, dict) or not {"clock", "strength", "begun", "decision"} <= state.keys():
+            got = sorted(state) if isinstance(state, dict) else type(state).__name__
+            raise CheckpointError(
+                f"a pruner's state must be what state_dict() returned. Got {got}; pass that part of the checkpoint."
+            )
         check_strength(state["strength"])
         made = self._made_with()
         ours, theirs = ({**each, **each.get("settings", {})} for each in (made, state))
@@ -587,15 +583,6 @@ def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
 
 
 # --- what is checked ------------------------------------------------------------------------------------------------
-
-
-def check_state(state: object, keys: set[str]) -> None:
-    """Raise unless it is a pruner's state, whole."""
-    if not isinstance(state, dict) or not keys <= state.keys():
-        got = sorted(state) if isinstance(state, dict) else type(state).__name__
-        raise CheckpointError(
-            f"a pruner's state must be what state_dict() returned. Got {got}; pass that part of the checkpoint."
-        )
 
 
 def check_values(model: nn.Module) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from softprune.budget import FirstOrder, Limit, TableLike
 from softprune.budget.limit import by_block
-from softprune.errors import CheckpointError, ConfigError, check_choice
+from softprune.errors import CheckpointError, check_choice
 from softprune.graph import ChannelGraph, ExampleLike
 from softprune.graph.modules import by_filter
 from softprune.masks import StoredMasks, keep_common
@@ -19,12 +19,12 @@ from softprune.methods.options import (
     PrunerOptions,
     Shares,
     TargetOptions,
-    check_has_target,
     check_positive,
     check_share,
+    check_target,
     shares_by_site,
 )
-from softprune.methods.pruner import GraphReader, Pruner
+from softprune.methods.pruner import Pruner
 from softprune.rng import channel_words
 from softprune.target import TargetLike
 
@@ -90,12 +90,7 @@ class RankingPruner(Pruner):
         latency_table: TableLike | None = None,
         **options: Unpack[PrunerOptions],
     ) -> None:
-        check_has_target(target, latency_batch=latency_batch, latency_table=latency_table)
-        if ratio is not None and target is not None:
-            raise ConfigError(
-                "a ratio and a `target` exclude each other: a target decides how much is removed. "
-                f"Got ratio = {ratio!r} and target = {target!r}; give one of them."
-            )
+        check_target(target, "ratio", ratio, latency_batch=latency_batch, latency_table=latency_table)
         self.has_target = target is not None
         super().__init__(model, example, strength=self.first_strength, **options)
         try:
@@ -181,8 +176,8 @@ class FilterPruner(RankingPruner):
     every_norm: ClassVar[bool] = True
     """Whether BatchNorms that no activation follows, such as the last of a residual branch, are sites too."""
 
-    def _read(self, read: GraphReader) -> ChannelGraph:
-        graph = read(every_norm=self.every_norm)
+    def _read(self, example: ExampleLike, **options: Any) -> ChannelGraph:
+        graph = super()._read(example, every_norm=self.every_norm, **options)
         feeders = {site.name: graph.feeder(site.name) for site in graph.sites}
         self.feeders = {name: feeder for name, feeder in feeders.items() if feeder is not None}
         """The layer whose filters feed each site."""

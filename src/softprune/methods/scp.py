@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 from softprune.budget import Budget, TableLike
 from softprune.cut.selection import check_kinds
-from softprune.errors import CheckpointError, ConfigError
+from softprune.errors import ConfigError
 from softprune.graph import ChannelGraph, ExampleLike
 from softprune.graph.sites import DEFAULT_KINDS, KINDS
 from softprune.log import get_logger
 from softprune.masks import MaskConfig, SoftMasks
-from softprune.methods.options import PrunerOptions, check_has_target, check_share
-from softprune.methods.pruner import GraphReader, Pruner, check_state, check_values
+from softprune.methods.options import PrunerOptions, check_share, check_target
+from softprune.methods.pruner import Pruner, check_values
 from softprune.target import TargetLike
 
 logger = get_logger(__name__)
@@ -68,12 +68,8 @@ class SoftPruner(Pruner):
         site_kinds: Iterable[str] | None = None,
         **options: Unpack[PrunerOptions],
     ) -> None:
-        if target is not None and strength is not None:
-            raise ConfigError(
-                "`strength` and `target` exclude each other: a target chooses the channels itself. "
-                f"Got strength = {strength!r} and target = {target!r}; give one of them."
-            )
-        check_has_target(target, total_steps=total_steps, latency_batch=latency_batch, latency_table=latency_table)
+        check_target(target, "strength", strength, total_steps=total_steps, final_at=final_at)
+        check_target(target, "strength", strength, latency_batch=latency_batch, latency_table=latency_table)
         self.mask_config = MaskConfig() if masks is None else masks
         if site_kinds is None:
             site_kinds = DEFAULT_KINDS if target is None else KINDS
@@ -97,8 +93,8 @@ class SoftPruner(Pruner):
             self.detach()
             raise
 
-    def _read(self, read: GraphReader) -> ChannelGraph:
-        return read(kinds=self.site_kinds)
+    def _read(self, example: ExampleLike, **options: Any) -> ChannelGraph:
+        return super()._read(example, kinds=self.site_kinds, **options)
 
     def _make_masks(self) -> SoftMasks:
         return SoftMasks(
@@ -197,22 +193,14 @@ class SoftPruner(Pruner):
         return compact
 
     def _made_with(self) -> dict[str, Any]:
-        return {**super()._made_with(), "masks": asdict(self.mask_config)}
+        steps = {} if self.budget is None else {"total_steps": self.budget.total_steps}
+        return {**super()._made_with(), "masks": asdict(self.mask_config), **steps}
 
     def state_dict(self) -> dict[str, Any]:
         state = super().state_dict()
         return state if self.budget is None else {**state, "budget": self.budget.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        check_state(state, {"masks"})
-        if ("budget" in state) != (self.budget is not None):
-            raise CheckpointError(
-                "a pruner's state must be of a pruner with the same target. Got one "
-                f"{'with' if 'budget' in state else 'without'} a target; make the pruner as that of the checkpoint was "
-                "made."
-            )
-        if self.budget is not None:
-            self.budget.check_state(state["budget"])
         super().load_state_dict(state)
         if self.budget is not None:
             self.budget.load_state_dict(state["budget"])

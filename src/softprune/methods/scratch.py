@@ -6,6 +6,7 @@ A control: do the remaining weights matter, or only the widths?
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,7 @@ from softprune.cut import PrunePlan, plans_of, read_plans, saved_path
 from softprune.errors import ConfigError, PlanError
 from softprune.graph import ChannelGraph, ExampleLike
 from softprune.masks import StoredMasks
-from softprune.methods.pruner import GraphReader, Pruner
+from softprune.methods.pruner import Pruner
 
 PlanLike = PrunePlan | str | os.PathLike[str]
 """A plan, the file of a compact network, or the folder of a run."""
@@ -47,7 +48,7 @@ class ScratchPruner(Pruner):
         self._plans = _plans(plan)
         super().__init__(model, example)
 
-    def _read(self, read: GraphReader) -> ChannelGraph:
+    def _read(self, example: ExampleLike, **options: Any) -> ChannelGraph:
         cuts = plans_of(self.model)
         if not cuts:
             self._plans[0].check_fits(self.model)
@@ -56,7 +57,7 @@ class ScratchPruner(Pruner):
         self.kept, _ = _dense_channels(self._plans)
         # In training that continues after a cut (train.compact_at), some are gone already.
         _, present = _dense_channels(cuts)
-        graph = read(every_norm=True)
+        graph = super()._read(example, every_norm=True, **options)
         self._initial: dict[str, Tensor] = {}
         for site in graph.sites:
             if site.name in self.kept:

@@ -2,7 +2,7 @@
 
 import functools
 import operator
-from typing import Literal, Unpack, get_args
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from softprune.errors import check_choice
 from softprune.graph import ChannelGraph, ExampleLike
 from softprune.graph.channels import (
     PAD,
@@ -25,9 +24,6 @@ from softprune.graph.channels import (
 )
 from softprune.methods.learned import LearnedMasks, LearnedPruner
 from softprune.methods.options import PrunerOptions
-from softprune.methods.pruner import GraphReader
-
-Structure = Literal["auto", "block", "channel"]
 
 
 def residual_branches(graph: ChannelGraph) -> list[tuple[str, ...]]:
@@ -101,7 +97,7 @@ def proximal_step_(
 
 
 class FactorMasks(LearnedMasks):
-    """Multiply the outputs of BatchNorms by factors: one per channel or, with `branches`, one per residual branch.
+    """Multiply the outputs of BatchNorms by factors: one per channel or, with branches, one per residual branch.
 
     The factor of a branch stands at its last BatchNorm; the others live as long as it is not zero.
     """
@@ -114,11 +110,12 @@ class FactorMasks(LearnedMasks):
         number = {name: i for i, norms in enumerate(branches) for name in norms}
         self.places = [slice(number[n], number[n] + 1) for n in names] if branches else self.columns
         """The factors of each BatchNorm."""
-        self.scaled = [not branches or name == branches[number[name]][-1] for name in names]
+        self.scaled = {norms[-1] for norms in branches} or {*names}
+        """The BatchNorms at which factors stand."""
         self.learn(torch.ones(len(branches) or self.layout.channels))
 
     def affine(self, bn: _BatchNorm, number: int, training: bool) -> tuple[Tensor, Tensor]:
-        if not self.scaled[number]:
+        if self.layout.members[number] not in self.scaled:
             return bn.weight, bn.bias
         factors = self.value[self.places[number]].to(bn.weight.device)
         return factors * bn.weight, factors * bn.bias
@@ -138,45 +135,31 @@ class SssPruner(LearnedPruner):
     take an accelerated proximal step on ``strength * sum f``, with the optimizer's own learning rate and momentum,
     which makes some of them exactly zero. What has factor zero is dropped; there is no threshold.
 
-    Blocks: one factor for each residual branch. It stands at the branch's last BatchNorm; where a convolution
-    follows after a ReLU (pre-activation), that is the same as after the convolution. Channels: one factor for each
-    channel of each BatchNorm that an activation follows.
+    A network with residual branches has one factor for each. It stands at the branch's last BatchNorm; where a
+    convolution follows after a ReLU (pre-activation), that is the same as after the convolution. Other networks have
+    one factor for each channel of each BatchNorm that an activation follows.
 
     Args:
         strength: Weight of the factors' sum (the authors' gamma; 0.01 in their ImageNet configuration).
-        structure: "block", "channel", or "auto": blocks where the network has residual branches, channels elsewhere.
     """
 
     name = "sss"
     description = "a factor on every residual block (or channel), pushed to zero by proximal steps"
-    settings = ("structure",)
     site_masks: FactorMasks
 
     def __init__(
-        self,
-        model: nn.Module,
-        example: ExampleLike,
-        *,
-        strength: float = 0.01,
-        structure: Structure = "auto",
-        **options: Unpack[PrunerOptions],
+        self, model: nn.Module, example: ExampleLike, *, strength: float = 0.01, **options: Unpack[PrunerOptions]
     ) -> None:
-        check_choice("`structure`", structure, get_args(Structure))
-        self.structure: Structure = structure
         super().__init__(model, example, strength=strength, **options)
 
-    def _read(self, read: GraphReader) -> ChannelGraph:
-        self.branches: list[tuple[str, ...]] = []
-        if self.structure != "channel":
-            graph = read(every_norm=True)
-            self.branches = residual_branches(graph)
-            inside = {name for norms in self.branches for name in norms}
-            if inside or self.structure == "block":
-                self.structure = "block"
-                without = "it is in no residual branch"
-                return graph.only({site.name: without for site in graph.sites if site.name not in inside})
-        self.structure = "channel"
-        return read()
+    def _read(self, example: ExampleLike, **options: Any) -> ChannelGraph:
+        graph = super()._read(example, every_norm=True, **options)
+        self.branches = residual_branches(graph)
+        """The BatchNorms of each residual branch; empty where channels have factors."""
+        if not self.branches:
+            return super()._read(example, **options)
+        inside = {name for norms in self.branches for name in norms}
+        return graph.only({s.name: "it is in no residual branch" for s in graph.sites if s.name not in inside})
 
     def _make_masks(self) -> FactorMasks:
         return FactorMasks(self)
@@ -184,8 +167,8 @@ class SssPruner(LearnedPruner):
     def factors(self) -> dict[str, Tensor]:
         """Return the factor of every structure: by the block's last BatchNorm, or per channel by site."""
         masks = self.site_masks
-        found = zip(masks.layout.members, masks.places, masks.scaled, strict=True)
-        return {name: masks.value[place].detach().clone() for name, place, scaled in found if scaled}
+        places = zip(masks.layout.members, masks.places, strict=True)
+        return {name: masks.value[place].detach().clone() for name, place in places if name in masks.scaled}
 
     def _step_vector(self, gradient: Tensor, rate: float | Tensor, momentum: float) -> None:
         masks = self.site_masks
