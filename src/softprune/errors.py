@@ -8,7 +8,6 @@ import difflib
 import importlib
 import numbers
 import re
-import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeGuard
 
@@ -89,11 +88,6 @@ def show(value: Any) -> str:
 def printable(text: str, keep: str = "") -> str:
     """Return text for a terminal or a table, with control characters, except those in `keep`, as escapes."""
     return "".join(c if c.isprintable() or c in keep else ascii(c)[1:-1] for c in text)
-
-
-def storable(text: str) -> str:
-    """Return text with a replacement character for each that no record may hold."""
-    return "".join("\ufffd" if unicodedata.category(letter) in ("Cc", "Cs") else letter for letter in text)
 
 
 def first_few(names: Sequence[str], most: int = 3) -> str:

@@ -96,7 +96,7 @@ def read_sweep(sweep: Path | str, out: Path | str | None = None, *, data_dir: st
             if names.count(cell.name) > 1:
                 raise ConfigError(f"Runs must have different names. Got {cell.name!r} twice; set `name` of one.")
             if cell.folder.config.is_file():
-                check_same_config(cell.config, cell.folder.read_config(), cell.folder, cell.folder.config, ())
+                check_same_config(cell.config, cell.folder.read_config(), cell.folder.config, ())
     except (CheckpointError, ConfigError, DataError) as error:
         raise ConfigError(f"{path.name}: {error}") from error
     return cells

@@ -33,7 +33,7 @@ def test_compare_prints_a_row_per_method_and_writes_a_page(softprune, finished: 
     assert title == "tiny_networks:tiny on digits"
     assert "change" in header
     assert "paper" not in header
-    assert [row.split()[0] for row in rows] == ["Dense", "SCP"]
+    assert [row.split()[0] for row in rows] == ["dense", "SCP"]
 
 
 @pytest.mark.parametrize("command", ["report", "compare"])

@@ -131,7 +131,7 @@ def test_the_table_has_mean_deviation_and_the_front(make_run: Make) -> None:
     rows, _ = compare_runs([load_run(folder) for folder, _ in made])
     heads, cells = cells_of(rows)
     tops = [record["table"][2]["top1"] for _, record in made[:2]]
-    assert [cell[heads.index("method")] for cell in cells] == ["Dense", "SCP", "SCP"]
+    assert [cell[heads.index("method")] for cell in cells] == ["dense", "SCP", "SCP"]
     assert rows[1].numbers["compact"].mean == pytest.approx(sum(tops) / 2)
     assert cells[1][heads.index("compact")] == f"{sum(tops) / 2:.2f} ± {abs(tops[0] - tops[1]) / 2**0.5:.2f}"
     assert [cell[heads.index("activations cut")] for cell in cells] == ["-", "40.0", "-"]

@@ -81,11 +81,10 @@ def test_whatever_a_record_says_is_text(make_run: Make) -> None:
 
 def test_a_page_is_one_file_that_fetches_nothing(make_run: Make) -> None:
     page = render_run(make_run()[0]).read_text()
-    assert "default-src &#39;none&#39;" in page
+    assert "default-src 'none'" in page
     assert not re.findall(r'(?:src|href)="(?!#)', page)
     assert not re.findall(r"url\((?!#)|@import", page)
     assert "https://" not in page
-    assert ' style="' not in page  # the policy would drop it
 
 
 def test_variants_of_the_method_are_told(make_run: Make) -> None:

@@ -10,36 +10,13 @@ from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self, cast, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
-from softprune.errors import ConfigError, show, storable
+from softprune.errors import ConfigError, show
 from softprune.mask_config import GateStatistics
 from softprune.target import FINAL_AT, read_target
 
-TITLES = {
-    "scp": "SCP",
-    "scp-target": "SCP (target ratio)",
-    "slimming": "Slimming",
-    "sfp": "SFP",
-    "fpgm": "FPGM",
-    "sss": "SSS",
-    "variational": "Variational Pruning",
-    "l1": "L1",
-    "taylor": "Taylor",
-    "random": "Random",
-    "scratch": "Same shape from scratch",
-}
-"""The names of the methods in tables. They stand here, not at the methods, since a report is written without torch."""
 Mode = Literal["auto", "eager", "graph", "compile"]
 ScheduleKind = Literal["step", "cosine", "constant"]
 
@@ -76,15 +53,6 @@ class Section(BaseModel):
             # TypeErrors and the like of pydantic mean nothing to who writes recipes.
             raise _to_config_error(error.errors()[0], type(self)) from None
 
-    @field_validator("*", mode="after")
-    @classmethod
-    def _check_text(cls, value: Any, info: ValidationInfo) -> Any:
-        # Names are printed to terminals, and are parts of paths.
-        if isinstance(value, str) and storable(value) != value:
-            key = _join(cls.section, info.field_name or "")
-            raise ConfigError(f"{key} must have no control characters. Got {show(value)}.")
-        return value
-
     def replace(self, **changes: Any) -> Self:
         """Return a copy with ``changes``, checked as a new section is."""
         return type(self)(**{**dict(self), **changes})
@@ -109,7 +77,7 @@ def _to_config_error(error: ErrorDetails, section: type[Section]) -> ConfigError
     if "error" in error.get("ctx", {}):
         return ConfigError(str(error["ctx"]["error"]))  # from a section inside, or a rule over several keys
     field, *inside = error["loc"]
-    key = _join(section.section, str(field))
+    key = f"{section.section}.{field}" if section.section else str(field)
     if error["type"] == "extra_forbidden":
         return _unknown_key(key, RunConfig if section.section else section)
     if error["type"] == "model_type":
@@ -120,10 +88,6 @@ def _to_config_error(error: ErrorDetails, section: type[Section]) -> ConfigError
     rule = rule.replace("dictionary", "table").replace("tuple", "list")
     hint = f" Write {key}.NAME = ... for each of its values." if origin is dict and not inside else ""
     return ConfigError(f"{key} {rule}. Got {show(error['input'])}.{hint}")
-
-
-def _join(*parts: str) -> str:
-    return ".".join(part for part in parts if part)
 
 
 def keys_of(section: type[Section], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -9,7 +9,6 @@ from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 from softprune.lab.config.recipes import config_to_dict, flat_settings
-from softprune.lab.config.settings import TITLES
 from softprune.lab.report.text import cut, known_as
 from softprune.lab.runs.result import Run
 
@@ -126,7 +125,7 @@ def spread(values: Iterable[float | None]) -> Spread:
 
 def method_of(run: Run) -> str:
     """Return the title of a run's method."""
-    title = {**TITLES, "dense": "Dense"}.get(run.method, run.method)
+    title = run.method.upper() if len(run.method) <= 4 else run.method  # SCP, FPGM, L1; taylor, my_methods:Mine
     return title if run.config.masks.use_relu else f"{title} without ReLU"
 
 

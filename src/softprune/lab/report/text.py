@@ -1,11 +1,9 @@
 """Numbers and names as pages and the terminal write them: few digits, a unit, a dash for what is unknown."""
 
 import re
-from collections.abc import Sequence
 
 UNKNOWN = "-"
 _PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
-_BYTES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (0, "B"))
 _FAMILIES = {"vgg": "VGG", "resnet": "ResNet", "densenet": "DenseNet", "cifar": "CIFAR"}
 
 
@@ -16,21 +14,19 @@ def count(value: float | None) -> str:
 
 def short(value: float | None) -> str:
     """Return ``313201664`` as ``313 M``: three significant digits and a prefix."""
-    return UNKNOWN if value is None else _with_unit(value, _PREFIXES)
+    if value is None:
+        return UNKNOWN
+    for size, prefix in _PREFIXES:
+        if abs(value) >= size:
+            scaled = value / size
+            digits = 2 if abs(scaled) < 9.995 else 1 if abs(scaled) < 99.95 else 0
+            return f"{scaled:.{digits}f} {prefix}"
+    return f"{value:,.0f}"
 
 
 def file_size(value: float | None) -> str:
     """Return bytes in decimal units."""
-    return UNKNOWN if value is None else _with_unit(value, _BYTES)
-
-
-def _with_unit(value: float, units: Sequence[tuple[float, str]]) -> str:
-    for size, unit in units:
-        if abs(value) >= size:
-            scaled = value / (size or 1)
-            digits = (2 if abs(scaled) < 9.995 else 1 if abs(scaled) < 99.95 else 0) if size else 0
-            return f"{scaled:.{digits}f} {unit}"
-    return f"{value:,.0f}"
+    return UNKNOWN if value is None else f"{short(value)}B"
 
 
 def milliseconds(value: float | None) -> str:

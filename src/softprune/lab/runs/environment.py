@@ -38,8 +38,7 @@ def command_line() -> str:
     """Return the command that this process was started with, ready to paste into a shell."""
     program = Path(sys.argv[0]).name
     command = shlex.join(["softprune" if program in ("__main__.py", "softprune") else program, *sys.argv[1:]])
-    # A record is printed to terminals: control characters and undecodable bytes are escaped.
-    return printable(command)
+    return printable(command)  # an argument may have bytes that no record can hold
 
 
 def _processor() -> str:

@@ -40,16 +40,10 @@ class RunFolder:
         self.lock_file = self.path / ".lock"
 
     @property
-    def whole(self) -> "RunFolder":
-        """The run that is started and resumed: for a baseline, the run that contains it."""
-        around = RunFolder(self.path.parent)
-        return around if self.path == around.dense and around.config.is_file() else self
-
-    @property
     def resume_command(self) -> str:
-        command = ["softprune", "resume", str(self.whole.path)]
+        command = ["softprune", "resume", str(self.path)]
         with contextlib.suppress(SoftpruneError, OSError):  # a damaged config.toml must not hide the first error
-            config = self.whole.read_config()
+            config = self.read_config()
             # A command imports code that a run names only if the command names it too.
             for key in ("model", "data", "method"):
                 name = config.setting(f"{key}.name")

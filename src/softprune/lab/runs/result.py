@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from annotated_types import Ge, Lt, MinLen
-from pydantic import BaseModel, BeforeValidator, ConfigDict, StringConstraints
+from pydantic import BaseModel, BeforeValidator, ConfigDict
 from pydantic_core import ValidationError
 
 from softprune.errors import FileFormatError, show
@@ -23,8 +23,6 @@ def _finite_or_none(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-Text = Annotated[str, StringConstraints(pattern=r"^\P{Cc}*$")]
-"""Names and commands are printed to terminals: they have no control characters."""
 Count = Annotated[int, Ge(0), Lt(2**63)]
 Number = Annotated[float | None, BeforeValidator(_finite_or_none)]
 
@@ -141,8 +139,8 @@ class Variant(Record):
 class SiteRecord(Record, extra="ignore"):
     """One masked BatchNorm of the dense network."""
 
-    name: Text
-    activation: Text
+    name: str
+    activation: str
     width: Count
     kept: Count
 
@@ -150,8 +148,8 @@ class SiteRecord(Record, extra="ignore"):
 class Module(Record, extra="ignore"):
     """One convolution or linear layer, before and after the cut."""
 
-    name: Text
-    kind: Text
+    name: str
+    kind: str
     macs_dense: Count
     macs_compact: Count
     params_dense: Count
@@ -161,23 +159,23 @@ class Module(Record, extra="ignore"):
 class Revision(Record):
     """The commit of the checkout that softprune ran from."""
 
-    commit: Text
+    commit: str
     changed: bool
 
 
 class Environment(Record):
     """Versions and hardware."""
 
-    python: Text
-    torch: Text
-    numpy: Text
-    softprune: Text
-    cuda: Text | None
+    python: str
+    torch: str
+    numpy: str
+    softprune: str
+    cuda: str | None
     cudnn: Count | None
-    device: Text
+    device: str
     processes: Count
     threads: Count
-    platform: Text
+    platform: str
     git: Revision | None
 
 
@@ -185,14 +183,14 @@ class Result(Record, extra="ignore"):
     """The content of result.json. Fields of earlier versions are left out."""
 
     format: Literal[2] = 2
-    name: Text
-    command: Text
-    model: Text
-    data: Text
-    method: Text
+    name: str
+    command: str
+    model: str
+    data: str
+    method: str
     seed: Count
-    started: Text
-    finished: Text
+    started: str
+    finished: str
     wall_seconds: float
     images_per_second: float
     dense: Totals

@@ -11,11 +11,10 @@ import math
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from logging.handlers import MemoryHandler
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
@@ -74,8 +73,7 @@ _FEW_STEPS = 300
 """A training with a target loses accuracy needlessly if it has fewer."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
+class Outcome(NamedTuple):
     """How a run ended."""
 
     folder: RunFolder
@@ -168,7 +166,7 @@ def _run(
         if config.train.dense_baseline:
             baseline, dense = RunFolder(folder.dense), dense_config(config)
             if world.broadcast(baseline.result.is_file()):
-                check_same_config(dense, baseline.read_result().config, baseline, baseline.result)
+                check_same_config(dense, baseline.read_result().config, baseline.result)
             else:
                 begin_phase("training the dense baseline", listener)
                 if world.is_writer and not baseline.config.exists():
@@ -176,7 +174,7 @@ def _run(
                 with baseline.lock() if world.is_writer else nullcontext():
                     outcome = _resumed(dense, baseline, data, world).train(listener, stop)
                 if outcome.stopped:
-                    return outcome
+                    return outcome._replace(folder=folder)
             begin_phase(f"training and pruning ({config.method.name})", listener)
         return _resumed(config, folder, data, world, trainer).train(listener, stop)
 
@@ -197,7 +195,7 @@ def _resumed(
     path = folder.checkpoints / name
     if not world.is_writer:
         state = checkpoint.read_checkpoint(path)
-    check_same_config(config, RunConfig(**known_settings(state["config"])), folder, path)
+    check_same_config(config, RunConfig(**known_settings(state["config"])), path)
     _check_same_images(data, state["data"])
     logger.info("resuming from %s", path)
     return Trainer(config, folder, data, world, state)
@@ -674,11 +672,7 @@ def _modules(before: Cost, after: Cost) -> tuple[Module, ...]:
 
 
 def check_same_config(
-    config: RunConfig,
-    saved: RunConfig,
-    folder: RunFolder,
-    path: Path,
-    renamed: Sequence[str] = ("distill.teacher", "method.options.plan"),
+    config: RunConfig, saved: RunConfig, path: Path, renamed: Sequence[str] = ("distill.teacher", "method.options.plan")
 ) -> None:
     """Raise a CheckpointError if the file ``path`` of a run was written with another configuration.
 
@@ -693,7 +687,7 @@ def check_same_config(
     if changed:
         raise CheckpointError(
             f"{path} must belong to the run that is to be resumed. Got another configuration, "
-            f"{show_changes(changed)}: restore {folder.whole.config} or its recipe, or start a new run."
+            f"{show_changes(changed)}: restore its config.toml or recipe, or start a new run."
         )
 
 
