@@ -36,18 +36,6 @@ class OwnConv(nn.Conv2d):
     """A class of the user's, whose forward() could compute more."""
 
 
-class Tied(nn.Module):
-    """Two layers with one weight and two biases."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.other = nn.Conv2d(4, 2, 1), nn.Conv2d(4, 2, 1)
-        self.other.weight = self.first.weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.first(x) * self.other(x)
-
-
 class Twice(nn.Module):
     """One padded layer, called twice."""
 
@@ -153,8 +141,8 @@ def test_constants_fold_and_disappear_where_no_padding_is() -> None:
 
 @pytest.mark.parametrize(
     "last",
-    [OwnConv(4, 2, 1), nn.Conv2d(4, 2, 1, groups=2), Tied(), Twice()],
-    ids=["a class of its own", "grouped", "tied", "padded and called twice"],
+    [OwnConv(4, 2, 1), nn.Conv2d(4, 2, 1, groups=2), Twice()],
+    ids=["a class of its own", "grouped", "padded and called twice"],
 )
 def test_layers_without_one_bias_of_their_own_read_constants(last: nn.Module) -> None:
     model = Net(last=last, shift=-0.5)
@@ -165,11 +153,10 @@ def test_layers_without_one_bias_of_their_own_read_constants(last: nn.Module) ->
 
 
 def test_layers_that_must_be_called_keep_one_input_of_dead_ones() -> None:
-    for last, name in ((OwnConv(4, 2, 1), "last"), (Tied(), "last.first")):
-        model = Net(last=last, shift=0.0)
-        cut = make_plan(of(model), model, {"bn": torch.zeros(4, dtype=torch.bool)}, round_to=2).modules[name]
-        assert not cut.constant
-        assert cut.inputs == (0,)
+    model = Net(last=OwnConv(4, 2, 1), shift=0.0)
+    cut = make_plan(of(model), model, {"bn": torch.zeros(4, dtype=torch.bool)}, round_to=2).modules["last"]
+    assert not cut.constant
+    assert cut.inputs == (0,)
 
 
 def test_a_layer_that_must_be_called_reads_one_of_the_dead_channels() -> None:
@@ -192,7 +179,9 @@ def test_what_learned_parameters_give_is_not_constant() -> None:
 
 @pytest.mark.parametrize("dead", [(), (1, 3), (0, 1, 2, 3)])
 def test_shared_biases_and_norms_without_parameters_are_counted(dead: tuple[int, ...]) -> None:
-    model = nn.Sequential(Net(last=nn.Conv2d(4, 3, 1)), Net(last=Tied()), nn.Conv2d(2, 3, 1), nn.Conv2d(3, 3, 1))
+    model = nn.Sequential(
+        Net(last=nn.Conv2d(4, 3, 1)), Net(last=nn.Conv2d(4, 2, 1)), nn.Conv2d(2, 3, 1), nn.Conv2d(3, 3, 1)
+    )
     model[1].second = nn.BatchNorm2d(4, affine=False)
     model[2].bias = model[3].bias = model[0].last.bias
     mask = torch.tensor([channel not in dead for channel in range(4)])

@@ -264,7 +264,7 @@ def _cut(model: nn.Module, graph: ChannelGraph, seed: int = 0, deaths: float = 0
 
 
 @pytest.mark.parametrize(
-    "name", ["pre-activation", "dense", "inverted residual", "dead branch", "depthwise", "flatten", "tied"]
+    "name", ["pre-activation", "dense", "inverted residual", "dead branch", "depthwise", "flatten"]
 )
 def test_a_cut_of_a_cut_and_back_from_disk(name: str, tmp_path: Path) -> None:
     topology = TOPOLOGIES[name]

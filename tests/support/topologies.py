@@ -378,23 +378,6 @@ class Shared(nn.Module):
         return self.fc(pooled(F.relu(self.bn2(self.conv(x)))))
 
 
-class Tied(nn.Module):
-    """Two convolutions with one weight, at different dilations."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem, self.bn = conv(3, 6), nn.BatchNorm2d(6)
-        self.near, self.far = conv(6, 6), conv(6, 6, padding=2, dilation=2)
-        self.far.weight = self.near.weight
-        self.bn1, self.bn2 = nn.BatchNorm2d(6), nn.BatchNorm2d(6)
-        self.fc = nn.Linear(12, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.bn(self.stem(x)))
-        near, far = F.relu(self.bn1(self.near(x))), F.relu(self.bn2(self.far(x)))
-        return self.fc(pooled(torch.cat([near, far], 1)))
-
-
 class LayerScale(nn.Module):
     """A parameter that belongs to no layer."""
 
@@ -720,16 +703,6 @@ TOPOLOGIES: dict[str, Topology] = {
             {"stem": (3, 4), "conv": (4, 5), "fc": (2, 5)},
             64 * 27 * 4 + 2 * 64 * 9 * 4 * 5 + 2 * 5,
             {"bn1": 4, "bn2": 2},
-        ),
-    ),
-    "tied": Topology(
-        Tied,
-        IMAGE,
-        Hand(
-            {"bn": [0, 1, 2], "bn1": [0, 1], "bn2": [1, 4]},
-            {"stem": (3, 3), "near": (3, 3), "far": (3, 3), "fc": (4, 5)},
-            64 * 27 * 3 + 2 * 64 * 9 * 3 * 3 + 4 * 5,
-            {"bn1": 2, "bn2": 2},
         ),
     ),
     "layer scale": Topology(

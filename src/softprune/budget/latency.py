@@ -218,18 +218,18 @@ def measure_latency(
     records: list[LayerOp | NormOp] = [*graph.layers, *graph.norms]
     with runtime.threads_set():
         for record in records:
-            # A layer may be called at several sizes, as the heads of a pyramid, and by modules that share its weights.
-            modules = [plain.get_submodule(name) for name in dict.fromkeys(use.module for use in record.uses)]
-            calls = [(module, shape) for module in modules for shape in shapes.get(module, ())]
+            module = plain.get_submodule(record.name)
+            # A layer may be called at several sizes, as the heads of a pyramid.
+            calls = shapes.get(module, ())
             # A layer whose weight is used outside its module is no call that could be timed: part of the rest.
             if not calls:
                 continue
             if isinstance(record, LayerOp):
-                layers[record.name] = Grid.total([parts.layer(record, module, shape) for module, shape in calls])
+                layers[record.name] = Grid.total([parts.layer(record, module, shape) for shape in calls])
             elif runtime.backend != "onnxruntime":  # which folds it into the layer before
-                norms[record.name] = Grid.total([parts.widths(_Normalise, shape) for _, shape in calls])
+                norms[record.name] = Grid.total([parts.widths(_Normalise, shape) for shape in calls])
             if record.selectable:
-                indices[record.name] = Grid.total([parts.widths(_select, shape) for _, shape in calls])
+                indices[record.name] = Grid.total([parts.widths(_select, shape) for shape in calls])
     table = LatencyTable(runtime, _device_name(runtime), layers, norms, indices, [], [])
     plans = {1.0: make_plan(graph, network, {})}
     for share in TRIAL_SHARES:

@@ -86,7 +86,7 @@ class _Constants(ForwardAnalysis):
         constant = zero if op.padded else ~np.isnan(by_group).any(axis=1)
         if not constant.any():
             return
-        module: Any = self.model.get_submodule(use.module)
+        module: Any = self.model.get_submodule(op.name)
         bias = np.zeros(len(use.outputs)) if module.bias is None else _array(module.bias)
         out: FloatArray = np.full((op.groups, len(use.outputs) // op.groups), np.nan)
         out[constant] = bias.reshape(out.shape)[constant]
@@ -214,7 +214,7 @@ class Liveness:
 
     def dispensable(self, layer: LayerOp) -> BoolArray:
         """Return the inputs that `layer` can do without: zeros, and constants that fold into its bias."""
-        folds = layer.replaceable and not layer.padded and layer.groups == 1 and not layer.aliases
+        folds = layer.replaceable and not layer.padded and layer.groups == 1
         first = self.values[layer.inputs]
         dispensable = ~np.isnan(first) if folds else first == 0
         for use in layer.uses[1:]:

@@ -73,10 +73,6 @@ def duplicated(model: nn.Module, *, share: bool = False) -> nn.Module:
     return duplicate
 
 
-Renewed = dict[nn.Parameter, nn.Parameter]
-"""Old -> new: a parameter that two modules share is cut once and stays shared."""
-
-
 def apply_plan(plan: PrunePlan, model: nn.Module) -> nn.Module:
     """Return a new module of `model`'s class that keeps what `plan` keeps; `model` is left as it was.
 
@@ -100,24 +96,17 @@ def cut_(plan: PrunePlan, compact: nn.Module) -> None:
     """
     # The earlier plans lead to the network as it was then, not to one with another head, say.
     earlier = plans_of(compact) if changed_since_the_cut(compact) is None else ()
-    renewed: Renewed = {}
     parents = _parents(compact)
     # Indices first: the layer that an index belongs to may be replaced, and the index with it.
     for name, cut in sorted(plan.modules.items(), key=lambda item: item[1].kind != "select"):
         if cut.changes:
-            names = (name, *(alias for alias, target in plan.aliases.items() if target == name))
-            for module_name in names:
-                _cut_module(compact.get_submodule(module_name), cut, renewed, plan.constants.get(name), parents)
+            _cut_module(compact.get_submodule(name), cut, plan.constants.get(name), parents)
     for name, loose in plan.parameters.items():
         path, _, attribute = name.rpartition(".")
         owner = compact.get_submodule(path)
-        _renew(owner, attribute, take(getattr(owner, attribute), loose.dim, loose.kept), renewed)
+        _replace(owner, attribute, take(getattr(owner, attribute), loose.dim, loose.kept))
     for name, attributes in plan.attributes.items():
         vars(compact.get_submodule(name)).update(attributes)
-    for module in compact.modules():  # what is not cut may share a whole parameter, such as a bias, with what is
-        for attribute, parameter in module._parameters.items():
-            if parameter is not None and parameter in renewed and renewed[parameter].shape == parameter.shape:
-                module._parameters[attribute] = renewed[parameter]
     setattr(compact, HISTORY, (*earlier, plan))
     setattr(compact, SHAPES, model_shapes(compact))
 
@@ -145,9 +134,7 @@ def _parents(model: nn.Module) -> Parents:
     return parents
 
 
-def _cut_module(
-    module: nn.Module, cut: ModuleCut, renewed: Renewed, constants: FloatArray | None, parents: Parents
-) -> None:
+def _cut_module(module: nn.Module, cut: ModuleCut, constants: FloatArray | None, parents: Parents) -> None:
     if cut.constant:
         replacement = _constant_output(module, cut, constants)
         for parent, attribute in parents[module]:
@@ -160,22 +147,15 @@ def _cut_module(
         module.source_width = cut.source_width
         return
     correction = _folded(module, cut, constants) if cut.folded else None
-    for attribute in list(module._parameters):
-        tensor = module._parameters[attribute]
+    for attribute, tensor in (*module._parameters.items(), *module._buffers.items()):
         if tensor is not None:
-            _renew(module, attribute, slice_tensor(cut, attribute, tensor), renewed)
-    for attribute in list(module._buffers):
-        buffer = module._buffers[attribute]
-        if buffer is not None:
-            module._buffers[attribute] = slice_tensor(cut, attribute, buffer)
+            _replace(module, attribute, slice_tensor(cut, attribute, tensor))
     if correction is not None:
         _add_bias(module, correction)
     _describe(module, cut)
-    if cut.zeroed:
-        for attribute in ("weight", "bias"):  # its own: a layer with the same bias is not masked
-            old: nn.Parameter = getattr(module, attribute)
-            value = old.detach().index_fill(0, torch.tensor(cut.zeroed, device=old.device), 0)
-            setattr(module, attribute, nn.Parameter(value, requires_grad=old.requires_grad))
+    for attribute in ("weight", "bias") if cut.zeroed else ():
+        old: Tensor = getattr(module, attribute)
+        _replace(module, attribute, old.detach().index_fill(0, torch.tensor(cut.zeroed, device=old.device), 0))
     if cut.select is not None:
         device = next((t.device for t in (*module.parameters(), *module.buffers())), torch.device("cpu"))
         if isinstance(getattr(module, "select", None), nn.Module):
@@ -184,15 +164,11 @@ def _cut_module(
         module.register_forward_pre_hook(select_input, with_kwargs=True)
 
 
-def _renew(owner: nn.Module, attribute: str, tensor: Tensor, renewed: Renewed) -> None:
-    """Put `tensor` in place of a parameter or buffer; a parameter shared by two modules stays shared."""
-    old = getattr(owner, attribute)
-    if attribute in owner._buffers:
-        owner._buffers[attribute] = tensor
-        return
-    if old not in renewed:
-        renewed[old] = nn.Parameter(tensor, requires_grad=old.requires_grad)
-    owner._parameters[attribute] = renewed[old]
+def _replace(owner: nn.Module, attribute: str, tensor: Tensor) -> None:
+    """Put `tensor` in place of a parameter or buffer."""
+    if attribute in owner._parameters:
+        tensor = nn.Parameter(tensor, requires_grad=owner._parameters[attribute].requires_grad)  # type: ignore[union-attr]
+    setattr(owner, attribute, tensor)
 
 
 def _describe(module: nn.Module, cut: ModuleCut) -> None:
@@ -231,7 +207,7 @@ def _folded(module: nn.Module, cut: ModuleCut, constants: FloatArray | None) -> 
 
 
 def _add_bias(module: nn.Module, correction: Tensor) -> None:
-    """Give `module` a bias of its own, which another layer with the same bias does not get, with `correction` in it."""
+    """Add `correction` to the bias of `module`, which may have none so far."""
     old: nn.Parameter | None = module.bias  # type: ignore[assignment]
     trains = (module.weight if old is None else old).requires_grad
     bias = correction if old is None else old.detach() + correction
@@ -299,7 +275,7 @@ def slice_named(plan: PrunePlan, name: str, tensor: Tensor) -> Tensor | None:
     if name in plan.parameters:
         return take(tensor, plan.parameters[name].dim, plan.parameters[name].kept)
     path, _, attribute = name.rpartition(".")
-    cut = plan.modules.get(plan.aliases.get(path, path))
+    cut = plan.modules.get(path)
     if cut is None:
         return tensor.detach().clone()
     return None if cut.constant else slice_tensor(cut, attribute, tensor)

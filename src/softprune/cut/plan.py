@@ -77,8 +77,6 @@ class PrunePlan:
     sites: dict[str, Indices]
     """Channels that each masked BatchNorm keeps by its mask."""
     modules: dict[str, ModuleCut]
-    aliases: dict[str, str] = field(default_factory=dict)
-    """Modules that share another module's weight -> that module."""
     parameters: dict[str, ParameterCut] = field(default_factory=dict)
     macs: int = 0
     dense_macs: int = 0
@@ -129,6 +127,8 @@ class PrunePlan:
             )
         if not isinstance(body, dict) or document.get("sha256") != _digest(_compact_json(body)):
             raise PlanError("the plan's content does not match its checksum: it was changed or damaged. Save it again.")
+        if body.pop("aliases", None):
+            raise PlanError("the plan cuts layers that share a weight, which this softprune keeps whole. Prune again.")
         try:
             modules = {name: _read(ModuleCut, cut) for name, cut in body["modules"].items()}
             parameters = {name: _read(ParameterCut, cut) for name, cut in body["parameters"].items()}
@@ -220,7 +220,6 @@ def make_plan(
         dense=model_shapes(model),
         sites={name: cuts.kept(mask) for name, mask in hard.items()},
         modules=modules,
-        aliases=cuts.aliases,
         parameters=parameters,
         macs=graph.unread_macs + sum(each.positions * _weights(each, modules[each.name]) for each in graph.layers),
         dense_macs=dense_macs(graph),
@@ -258,7 +257,6 @@ class _Cuts(ForwardAnalysis):
         self.live, self.masks = live, masks
         self.present = live.present[live.graph.classes]
         self.modules: dict[str, ModuleCut] = {}
-        self.aliases: dict[str, str] = {}
         self._indices: dict[bytes, Indices] = {}
 
     def kept(self, flags: BoolArray) -> Indices:
@@ -274,7 +272,6 @@ class _Cuts(ForwardAnalysis):
         return {} if positions.all() else {"select": self.kept(positions), "source_width": len(positions)}
 
     def layer(self, op: LayerOp, use: Use) -> None:
-        self.aliases.update(dict.fromkeys(op.aliases, op.name))
         live, present, outputs = self.live, self.present[op.inputs], self.present[op.outputs]
         widths: dict[str, Any] = {"kind": op.kind, "width_in": len(op.inputs), "width_out": len(op.outputs)}
         if live.is_constant(op):
@@ -372,20 +369,13 @@ def _weights(layer: LayerOp, cut: ModuleCut) -> int:
 
 def _params(graph: ChannelGraph, modules: Mapping[str, ModuleCut], parameters: Mapping[str, ParameterCut]) -> int:
     sizes: dict[str, int] = dict(graph.params)
-    records: list[LayerOp | NormOp] = [*graph.layers, *graph.norms]
-    for record in records:
-        for use in record.uses:
-            sizes.pop(use.weight, None)
-            sizes.pop(use.bias, None)
-    for record in records:
+    for record in (*graph.layers, *graph.norms):
         cut = modules[record.name]
-        for use in () if cut.constant else record.uses:
-            if isinstance(record, LayerOp):
-                sizes[use.weight] = _weights(record, cut)
-            elif use.weight in graph.params:
-                sizes[use.weight] = len(cut.outputs)
-            if cut.folded or use.bias:  # a bias that two share is one, unless the cut changes its values
-                sizes[use.module if cut.folded or cut.zeroed else use.bias] = len(cut.outputs)
+        weight, bias = f"{record.name}.weight", f"{record.name}.bias"
+        if weight in sizes:
+            sizes[weight] = _weights(record, cut) if isinstance(record, LayerOp) else len(cut.outputs)
+        if bias in sizes or cut.folded:
+            sizes[bias] = 0 if cut.constant else len(cut.outputs)
     total = sum(sizes.values())
     for name, parameter in parameters.items():
         if name in graph.params:

@@ -162,8 +162,6 @@ class GraphBuilder:
     """Tensors whose slices are bound already."""
     constant_outputs: dict[str, IntArray] = field(default_factory=dict)
     norm_nodes: dict[str, list[Node]] = field(default_factory=dict)
-    shared_norms: set[str] = field(default_factory=set)
-    """BatchNorms whose parameters another module has as well."""
     values: dict[Node, Any] = field(default_factory=dict)
     """Node of the pass at hand -> its Value, a list of Values, or the node itself for a parameter."""
     training: bool = False
@@ -174,8 +172,6 @@ class GraphBuilder:
     def __post_init__(self) -> None:
         self.modules = dict(self.model.named_modules())
         self.tensors: dict[str, Tensor] = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
-        self._owners: dict[int, str] = {}
-        """id(parameter) of weights that are cut -> name of the record that cuts it."""
 
     # --- what rules ask ----------------------------------------------------------------------------------------
 
@@ -371,16 +367,17 @@ class GraphBuilder:
         return read(moved, node.meta["val"])
 
     def add_layer(self, node: Node, weight: Node, bias: Node | None, use: Use, fresh: LayerOp) -> bool:
-        """Record a convolution or linear layer; False where its parameters are not one such module's own."""
-        name, module = fresh.name, self.modules[fresh.name]
-        if not self._owns(node, weight, bias) or not isinstance(module, LAYERS) or fresh.kind != layer_kind(module):
+        """Record a convolution or linear layer; False where its parameters are not its module's own."""
+        module = self.modules[fresh.name]
+        record = self.layers.get(fresh.name, fresh)
+        known = isinstance(module, LAYERS) and fresh.kind == layer_kind(module) and record.groups == fresh.groups
+        if not known or not self._owns(node, weight, bias):
             return False
-        first = self._claim(weight, bias, name)
-        use.module = name
-        fresh.selectable = fresh.selectable and not _reads_inside(node)
+        self.layers[fresh.name] = record
+        record.padded |= fresh.padded
         # What a subclass computes around the operator is unknown.
-        fresh.replaceable = type(module) in PLAIN_LAYERS
-        self._add_call(node, self.layers.setdefault(first, fresh), fresh, use, weight, bias)
+        record.replaceable = type(module) in PLAIN_LAYERS
+        self._add_call(node, record, use, fresh.selectable)
         return True
 
     def add_norm(self, node: Node, weight: Node | None, bias: Node | None, use: Use) -> bool:
@@ -388,23 +385,9 @@ class GraphBuilder:
         name = self.module_name(node)
         if not self._owns(node, weight, bias) or not is_known_norm(type(self.modules[name])):
             return False
-        first = self._claim(weight, bias, name)
-        if first != name:
-            self.shared_norms |= {name, first}
-            if first in self.norms:
-                for atoms in (self.norms[first].inputs, self.norms[first].outputs):
-                    self.table.pin(atoms, f"the BatchNorms '{first}' and '{name}' share their parameters")
-            return False
-        use.module = name
-        fresh = NormOp(name, selectable=not _reads_inside(node))
-        self._add_call(node, self.norms.setdefault(name, fresh), fresh, use, weight, bias)
+        self._add_call(node, self.norms.setdefault(name, NormOp(name, selectable=True)), use, selectable=True)
         self.norm_nodes.setdefault(name, []).append(node)
         return True
-
-    def claimant(self, name: str) -> LayerOp | NormOp | None:
-        """Return the convolution, linear layer or BatchNorm that cuts the parameter `name`."""
-        owner = self._owners.get(id(self.tensors[name]), "")
-        return self.layers.get(owner) or self.norms.get(owner)
 
     # --- inside ------------------------------------------------------------------------------------------------
 
@@ -420,40 +403,12 @@ class GraphBuilder:
         own = (getattr(module, "weight", None), getattr(module, "running_mean", None))
         return any(tensor is mine for mine in own) and getattr(module, "bias", None) is shift
 
-    def _claim(self, weight: Node | None, bias: Node | None, name: str) -> str:
-        """Let module `name` cut these parameters, unless a module with the same weight does; return who does."""
-        if weight is None:
-            return name
-        owner = self._owners.setdefault(id(self.tensors[weight.meta["tensor"]]), name)
-        if bias is not None:
-            self._owners.setdefault(id(self.tensors[bias.meta["tensor"]]), owner)
-        return owner
-
-    def _add_call(
-        self,
-        node: Node,
-        record: LayerOp | NormOp,
-        fresh: LayerOp | NormOp,
-        use: Use,
-        weight: Node | None,
-        bias: Node | None,
-    ) -> None:
-        """Add a call of `record`, which is `fresh` at its first call."""
-        if record is not fresh:  # the same weights once more: channels go together, what one call forbids is forbidden
-            self.table.union(record.inputs, use.inputs)
-            self.table.union(record.outputs, use.outputs)
-            record.selectable &= fresh.selectable
-            if isinstance(record, LayerOp) and isinstance(fresh, LayerOp):
-                record.padded |= fresh.padded
-                record.replaceable &= fresh.replaceable
-                if record.groups != fresh.groups:
-                    for atoms in (record.inputs, record.outputs):
-                        self.table.pin(atoms, f"the weight of '{record.name}' is used with different groups")
+    def _add_call(self, node: Node, record: LayerOp | NormOp, use: Use, selectable: bool) -> None:
+        """Add a call of a module. Channels of all calls go together, and what one of them forbids is forbidden."""
         record.uses.append(use)
-        use.weight, use.bias = ("" if each is None else each.meta["tensor"] for each in (weight, bias))
-        holder = self.claimant(use.bias) if use.bias else None
-        if holder is not None:  # another layer or BatchNorm may have the same bias
-            self.table.union(holder.outputs, use.outputs)
+        self.table.union(record.inputs, use.inputs)
+        self.table.union(record.outputs, use.outputs)
+        record.selectable &= selectable and not _reads_inside(node)
         self.ops.append(LayerCall(record, use))
         self.answer_for(node)
 

@@ -31,12 +31,9 @@ from softprune.graph.channels import (
 )
 from softprune.graph.modules import ConstantOutput
 from softprune.graph.operators import OPERATORS
-from softprune.graph.reader import Example, ExampleLike, ForwardPass, read_passes, size_dependence
+from softprune.graph.reader import Example, ExampleLike, ForwardPass, read_passes
 from softprune.graph.sites import find_groups, find_sites
-from softprune.log import get_logger
 from softprune.module_state import first_uninitialised
-
-logger = get_logger(__name__)
 
 T = TypeVar("T")
 
@@ -76,8 +73,6 @@ class ChannelGraph:
 
     grouped: tuple[Site, ...] = ()
     """Sites of other kinds that BatchNorms could form; :meth:`with_kinds` chooses among them."""
-    size_dependence: str = ""
-    """The first operator that another input size changes; empty where none is known."""
     attributes_follow: bool = True
     """Whether integers on a module that repeat the width of pieces in its forward() are cut, too."""
     unread_macs: int = 0
@@ -318,27 +313,28 @@ def _check_values(model: nn.Module, example: ExampleLike) -> None:
         )
 
 
-def _keep_whole(builder: GraphBuilder, record: LayerOp | NormOp, reason: str) -> None:
-    """Keep all channels of a layer whose parameters are also used elsewhere, and the columns of dead inputs."""
-    builder.table.pin(record.inputs, reason)
-    builder.table.pin(record.outputs, reason)
-    record.selectable = False
-    if isinstance(record, LayerOp):
-        record.replaceable = False
-
-
-def _pin_shared_with_uncalled(builder: GraphBuilder) -> None:
-    """Keep layers whose parameters a module that is never called has as well: no cut would reach that module."""
+def _keep_shared(builder: GraphBuilder) -> None:
+    """Keep modules whole whose parameters another module has, too, or whose parameters forward() reads by itself."""
     owners: dict[int, list[str]] = {}
-    for name, module in builder.model.named_modules():
-        for parameter in module.parameters(recurse=False):
-            owners.setdefault(id(parameter), []).append(name)
-    records: list[LayerOp | NormOp] = [*builder.layers.values(), *builder.norms.values()]
-    called = {use.module for record in records for use in record.uses}
-    for record in records:
-        own = builder.modules[record.name].parameters(recurse=False)
-        for other in (name for parameter in own for name in owners[id(parameter)] if name not in called):
-            _keep_whole(builder, record, f"the example does not lead to '{other}', which has the same parameters")
+    for name, module in builder.modules.items():
+        for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+            owners.setdefault(id(tensor), []).append(name)
+    free = {id(builder.tensors[name]): parameter for name, parameter in builder.free_parameters.items()}
+    called: dict[str, LayerOp | NormOp] = {**builder.layers, **builder.norms}
+    for tensor_id, names in owners.items():
+        records, outside = [called[name] for name in names if name in called], free.get(tensor_id)
+        if len(names) == 1 and not (records and outside):
+            continue
+        others = "forward()" if len(names) == 1 else " and ".join(map(repr, names[1:]))
+        reason = f"parameters of '{names[0]}' are also used by {others}"
+        if outside:
+            builder.table.pin(outside.atoms, reason)
+        for record in records:
+            builder.table.pin(record.inputs, reason)
+            builder.table.pin(record.outputs, reason)
+            record.selectable = False
+            if isinstance(record, LayerOp):
+                record.replaceable = False
 
 
 def _freezing_operators(builder: GraphBuilder) -> dict[str, str]:
@@ -358,21 +354,7 @@ def trace(model: nn.Module, example: ExampleLike) -> ChannelGraph:
     builder = GraphBuilder(model, batch=read.batch_size() or 1)
     for forward in passes:
         _walk(builder, forward)
-    for name, free in builder.free_parameters.items():
-        record = builder.claimant(name)
-        if record is not None:
-            reason = f"'{name}' is also used outside its module"
-            builder.table.pin(free.atoms, reason)
-            _keep_whole(builder, record, reason)
-    _pin_shared_with_uncalled(builder)
-    depends = size_dependence(model, passes[0])
-    if depends:
-        logger.warning(
-            "softprune: %s: forward() runs other operators at other input sizes (%s). A cut is proved at the sizes "
-            "that are compared; pass inputs of the others to softprune.verify.",
-            type(model).__name__,
-            depends,
-        )
+    _keep_shared(builder)
     sites, frozen = find_sites(builder)
     return ChannelGraph(
         example=Example.of(example).to_model(model).first(2) if passes[0].any_batch else read,
@@ -392,5 +374,4 @@ def trace(model: nn.Module, example: ExampleLike) -> ChannelGraph:
         constants=tuple(builder.constants),
         unreached=tuple(sorted(set.intersection(*(each.parameters_unread(model) for each in passes)))),
         unknown=_freezing_operators(builder),
-        size_dependence=depends,
     )

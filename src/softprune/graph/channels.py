@@ -139,16 +139,12 @@ class Use:
     """Positions per sample that one weight is multiplied with."""
     written: int = 0
     """Output positions per sample; those of a layer alone are counted."""
-    module: str = ""
-    """The module that was called; modules with tied weights share one record."""
-    weight: str = ""
-    bias: str = ""
-    """The parameters that it reads; those that modules share have one name."""
 
 
 class _Called:
     """What layers and BatchNorms share: the channels of their first call."""
 
+    name: str
     uses: list[Use]
 
     @property
@@ -165,7 +161,6 @@ class LayerOp(_Called):
     """A convolution or linear layer: every output channel reads every input channel of its group."""
 
     name: str
-    """The module's name, the first of those that share its weight."""
     kind: str
     """"conv", "conv_transpose" or "linear"."""
     groups: int
@@ -178,11 +173,6 @@ class LayerOp(_Called):
     uses: list[Use] = field(default_factory=list)
     replaceable: bool = True
     """The module's forward is known, so that it may get a bias, or give way to a constant."""
-
-    @property
-    def aliases(self) -> tuple[str, ...]:
-        """Return the other modules with the very same weight."""
-        return tuple(dict.fromkeys(use.module for use in self.uses if use.module != self.name))
 
     @property
     def positions(self) -> int:

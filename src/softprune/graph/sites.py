@@ -95,8 +95,6 @@ def _unusable_because(builder: GraphBuilder, name: str, module: nn.Module, known
             f"{type(module).__name__} is not among the BatchNorm classes that softprune knows; those of torch.nn "
             "are, and weights of a FrozenBatchNorm2d load into them"
         )
-    if name in builder.shared_norms:
-        return "its parameters are shared with another module"
     if name not in builder.norms:
         return "the forward pass does not call it as a whole, or not at all, so that a mask has no effect"
     if getattr(module, "weight", None) is None or getattr(module, "bias", None) is None:
