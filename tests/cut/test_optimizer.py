@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import logging
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -71,28 +70,6 @@ def test_groups_and_their_settings_stay() -> None:
     assert [group["lr"] for group in optimizer.param_groups] == [0.1, 0.5, 0.2]
     assert optimizer.param_groups[2]["params"][0] is temperature
     assert optimizer.param_groups[0]["weight_decay"] == 1e-4
-
-
-@pytest.mark.parametrize("alive", [(0, 2, 4), (0, 1, 2, 3)])
-def test_channels_with_one_bias_are_cut_together_and_masked_alone(tmp_path: Path, alive: tuple[int, ...]) -> None:
-    """A convolution has the bias of a BatchNorm on other channels, which is masked where the convolution is not."""
-    layers = [nn.Conv2d(3, 6, 1), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 6, 1), nn.BatchNorm2d(6), nn.ReLU()]
-    model = randomise_(nn.Sequential(*layers, nn.Conv2d(6, 2, 1)))
-    model[3].bias = model[1].bias
-    example = torch.randn(2, 3, 4, 4)
-    masks = {"1": torch.arange(6) % 2 == 0, "4": torch.tensor([channel in alive for channel in range(6)])}
-    plan = make_plan(trace(model, example), model, masks)
-    small = apply_plan(plan, model)
-    sp.verify(masked(model, masks).eval(), small.eval(), example, tolerance=1e-5)
-    assert plan.params == sum(parameter.numel() for parameter in small.parameters())
-    assert len(plan.modules["3"].outputs) == len(set(alive) | {0, 2, 4})
-    together = alive == (0, 2, 4)
-    assert (small.get_parameter("3.bias") is small.get_parameter("1.bias")) == together
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    sp.remap_optimizer(optimizer, model, small)
-    assert {id(p) for p in optimizer.param_groups[0]["params"]} == {id(p) for p in small.parameters()}
-    loaded = sp.load(sp.save(small, tmp_path / "small"), model)
-    torch.testing.assert_close(loaded(example), small.eval()(example))
 
 
 def test_state_that_cannot_be_cut_starts_anew_as_a_whole(caplog: pytest.LogCaptureFixture) -> None:

@@ -268,9 +268,9 @@ def exported() -> Any:
         (Branching, IMAGE, r"Branching raised at .*test_reader\.py:\d+, `return torch\.relu"),
         (InPlaceShape, IMAGE, "shape in place"),
         (lambda: Returning(SimpleNamespace), IMAGE, "Got SimpleNamespace; wrap"),
-        (lambda: torch.jit.trace(Chain().eval(), IMAGE), IMAGE, "pass the network that was scripted or traced"),
-        (exported, IMAGE, "pass the network that was exported"),
-        (Quantised, IMAGE, "prune it first, then quantise"),
+        (lambda: torch.jit.trace(Chain().eval(), IMAGE), IMAGE, "pass the network that was converted"),
+        (exported, IMAGE, "pass the network that was converted"),
+        (Quantised, IMAGE, "pass the network that was converted"),
         (lambda: nn.Sequential(Chain(), torch.ao.quantization.FakeQuantize()), IMAGE, "prune first, then prepare"),
     ],
 )

@@ -62,7 +62,6 @@ class _Constants(ForwardAnalysis):
         self.values: FloatArray = np.full(len(graph.classes), np.nan)
         self.values[PAD] = 0.0
         self.trained = np.zeros(len(graph.classes), dtype=bool)
-        self.any_trained = bool(graph.free_parameters)
         for parameter in graph.free_parameters:
             self.values[parameter.atoms] = _parameter_values(parameter, model)
             self.trained[parameter.atoms] = True
@@ -71,9 +70,7 @@ class _Constants(ForwardAnalysis):
     def known(self, atoms: IntArray) -> FloatArray:
         """Return the values of `atoms`; NaN for infinite ones and for those that parameters alone give."""
         values = self.values[atoms]
-        values[np.isinf(values)] = np.nan
-        if self.any_trained:
-            values[self.trained[atoms]] = np.nan
+        values[np.isinf(values) | self.trained[atoms]] = np.nan
         return values
 
     def layer(self, op: LayerOp, use: Use) -> None:
@@ -107,8 +104,7 @@ class _Constants(ForwardAnalysis):
 
     def channelwise(self, op: ChannelwiseOp) -> None:
         values = np.asarray(self.values[op.inputs])
-        if self.any_trained:
-            self.trained[op.outputs] = self.trained[op.inputs]
+        self.trained[op.outputs] = self.trained[op.inputs]
         if op.evaluate is not identity:
             known = np.isfinite(values)
             given = values[known]
@@ -120,8 +116,7 @@ class _Constants(ForwardAnalysis):
 
     def binary(self, op: BinaryOp) -> None:
         left, right = self.values[op.left], self.values[op.right]
-        if self.any_trained:
-            self.trained[op.outputs] = self.trained[op.left] & self.trained[op.right]
+        self.trained[op.outputs] = self.trained[op.left] & self.trained[op.right]
         if np.isnan(left).all() and np.isnan(right).all():
             return
         infinite = np.isinf(left) | np.isinf(right)

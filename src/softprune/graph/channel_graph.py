@@ -317,16 +317,16 @@ def _keep_shared(builder: GraphBuilder) -> None:
     """Keep modules whole whose parameters another module has, too, or whose parameters forward() reads by itself."""
     owners: dict[int, list[str]] = {}
     for name, module in builder.modules.items():
-        for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
-            owners.setdefault(id(tensor), []).append(name)
-    free = {id(builder.tensors[name]): parameter for name, parameter in builder.free_parameters.items()}
+        for parameter in module.parameters(recurse=False):
+            owners.setdefault(id(parameter), []).append(name)
+    free = {id(builder.tensors[name]): read for name, read in builder.free_parameters.items()}
     called: dict[str, LayerOp | NormOp] = {**builder.layers, **builder.norms}
-    for tensor_id, names in owners.items():
-        records, outside = [called[name] for name in names if name in called], free.get(tensor_id)
+    for key, names in owners.items():
+        records, outside = [called[name] for name in names if name in called], free.get(key)
         if len(names) == 1 and not (records and outside):
             continue
-        others = "forward()" if len(names) == 1 else " and ".join(map(repr, names[1:]))
-        reason = f"parameters of '{names[0]}' are also used by {others}"
+        others = " and ".join(map(repr, names[1:])) or "forward()"
+        reason = f"parameters of '{names[0]}' are also used outside its module, by {others}"
         if outside:
             builder.table.pin(outside.atoms, reason)
         for record in records:

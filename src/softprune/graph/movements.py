@@ -17,7 +17,7 @@ from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from softprune.graph.builder import GraphBuilder, Opaque, Operator, Value, argument, operator_name
-from softprune.graph.channels import PAD, ChannelwiseOp, EqualWidths, IntArray, SelectOp, identity
+from softprune.graph.channels import PAD, EqualWidths, IntArray, SelectOp, identity
 from softprune.graph.modules import Select
 
 
@@ -53,28 +53,6 @@ def view(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
 def expansion(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
     """Repeat a dimension of size 1."""
     return _with_sizes(builder, node, movement(builder, node, entry), node.args[1])  # type: ignore[arg-type]
-
-
-def view_as(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
-    """Give a tensor the shape of a second one: channels that have the same place in both go together."""
-    output = movement(builder, node, entry, tensors=2)
-    source, other = builder.tensor(node.args[0]), builder.tensor(node.args[1])
-    if operator_name(node) != "expand_as":
-        output = _rectangle(builder, node, output)
-    elif source.atoms.size == 1 and _is_stretched(source, other):
-        # One channel for all of them, which must not vanish.
-        builder.table.pin(source.atoms, f"one of them is broadcast in {builder.place(node)}")
-        stretched = builder.table.follow(other.atoms)
-        builder.ops.append(ChannelwiseOp(np.full_like(stretched, source.atoms.item()), stretched, identity))
-        return Value(other.shape, stretched)
-    builder.table.union(output.atoms, other.atoms)
-    return output
-
-
-def _is_stretched(source: Value, other: Value) -> bool:
-    """Return whether `source` has size 1, or no dimension, wherever the channels of `other` are."""
-    shape = (1,) * (len(other.shape) - len(source.shape)) + source.shape
-    return all(shape[dim] == 1 for dim in range(len(shape)) if other.varies_along(dim))
 
 
 def _rectangle(builder: GraphBuilder, node: Node, value: Value) -> Value:

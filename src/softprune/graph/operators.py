@@ -93,17 +93,13 @@ def fill(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
     return Value(tuple(node.meta["val"].shape), atoms)
 
 
-def zeros(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
-    """Make zeros in a shape of their own: padding, once they are joined to channels."""
+def constant(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
+    """Make a constant in a shape of its own: zeros are padding, once they are joined to channels."""
     builder.answer_for(node)  # of a tensor, dtype and device alone are taken
     shape = tuple(node.meta["val"].shape)
-    return Value(shape, np.full((1,) * len(shape), PAD))
-
-
-def constant(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
-    """Make a constant in a shape of its own."""
-    builder.answer_for(node)  # of a tensor, dtype and device alone are taken
-    return builder.constant_value(node.meta["val"].shape)
+    if operator_name(node) in ("zeros", "new_zeros"):
+        return Value(shape, np.full((1,) * len(shape), PAD))
+    return builder.constant_value(shape)
 
 
 # --- rules: two tensors -----------------------------------------------------------------------------------------------
@@ -342,8 +338,7 @@ _add(
     dropout, "dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout", "native_dropout", transparent=True
 )
 _add(fill, "zeros_like", "ones_like", "full_like")
-_add(zeros, "zeros", "new_zeros")
-_add(constant, "new_ones", "new_full", "new_empty")
+_add(constant, "zeros", "new_zeros", "new_ones", "new_full", "new_empty")
 # --- two values -------------------------------------------------------------------------------------------------------
 _add(
     pointwise, "add", "sub", "rsub", "mul", "div", "maximum", "minimum", "lerp", "remainder", "fmod",
@@ -375,7 +370,6 @@ _add(linear, "linear")
 _add(norm, "batch_norm", "instance_norm")
 # --- movements of data ------------------------------------------------------------------------------------------------
 _add(movements.view, "view", "reshape", "_unsafe_view", "flatten", "unflatten", "ravel", transparent=True)
-_add(movements.view_as, "view_as", "reshape_as", "expand_as")
 _add(movements.expansion, "expand")
 _add(movements.movement, "permute", "transpose", "t", "contiguous", "unsqueeze", "flip", transparent=True)
 _add(movements.movement, "repeat", "repeat_interleave", "pixel_unshuffle")

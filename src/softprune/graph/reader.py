@@ -168,6 +168,10 @@ DECOMPOSED: dict[Any, Callable[..., Tensor]] = {
 } | {
     aten.channel_shuffle.default: lambda x, groups: x.unflatten(1, (groups, -1)).transpose(1, 2).flatten(1, 2),
     aten.glu.default: lambda x, dim=-1: (halves := x.chunk(2, dim))[0] * halves[1].sigmoid(),
+    # The product ties the channels of both.
+    aten.view_as.default: lambda x, other: x.view(other.shape) * torch.ones_like(other, dtype=x.dtype),
+    aten.reshape_as.default: lambda x, other: x.reshape(other.shape) * torch.ones_like(other, dtype=x.dtype),
+    aten.expand_as.default: lambda x, other: x * torch.ones_like(other, dtype=x.dtype),
     aten.addcmul.default: lambda x, left, right, *, value=1: x + value * (left * right),
     aten.addcdiv.default: lambda x, left, right, *, value=1: x + value * (left / right),
 }
@@ -307,19 +311,6 @@ def fake_like(mode: FakeTensorMode, tensor: Tensor) -> Tensor:
     return FakeTensor(mode, empty, tensor.device)
 
 
-def _batch_norm(given: Tensor, *parameters: Tensor | None) -> Tensor | None:
-    """Return the output of a batch normalisation; None where its arguments do not fit together.
-
-    torch takes it apart into a dozen operators to learn its shape, which takes longer than all other layers.
-    """
-    fits = isinstance(given, FakeTensor) and given.ndim > 1 and given.is_floating_point() and given.is_contiguous()
-    if not fits or any(each is not None and each.shape != given.shape[1:2] for each in parameters):
-        return None
-    with unset_fake_temporarily():
-        empty = torch.empty(given.shape, dtype=given.dtype, device="meta")
-    return FakeTensor(given.fake_mode, empty, given.device)  # type: ignore[attr-defined]
-
-
 @contextmanager
 def calls_noted(running: list[tuple[str, str]], model: nn.Module) -> Iterator[None]:
     """Keep in `running` the modules that are running, the innermost last: a key of the call, and the name."""
@@ -372,9 +363,7 @@ class _Recorder(ProxyTorchDispatchMode):
         if func is aten.lift_fresh.default:
             func = aten.lift_fresh_copy.default
         given, named = pytree.tree_map_only(Tensor, self._node, (args, kwargs))
-        plain = func is aten.batch_norm.default and not kwargs
-        output = _batch_norm(*args[:5]) if plain else None
-        output = self._known.run(func, args, kwargs) if output is None else output
+        output = self._known.run(func, args, kwargs)
         if _holds_tensor(output):
             node = self.graph.call_function(func, given, named)
             node.meta.update(val=output, calls=tuple(self.running), line=_source_lines())
@@ -465,23 +454,22 @@ def _explained(model: nn.Module, example: Example, failure: Exception) -> ModelE
             model(*example.args, **example.kwargs)
     except Exception as error:
         rule, remedy, failure = "the model must accept `example`", "Pass an example that model(example) accepts.", error
+    if _is_converted(model):
+        remedy = "Exported, scripted and quantised networks cannot be pruned; pass the network that was converted."
     frames = traceback.extract_tb(failure.__traceback__)
     own = [frame for frame in frames if frame.name == "forward" and not frame.filename.startswith(TORCH)]
     place = f" at {own[-1].filename}:{own[-1].lineno}, `{own[-1].line}`" if own else ""
     return ModelError(
         f"{rule}. Got {given}, on which {type(model).__name__} raised{place}: {type(failure).__name__}: "
-        f"{first_line(failure)}. {_unprunable(model) or remedy}"
+        f"{first_line(failure)}. {remedy}"
     )
 
 
-def _unprunable(model: nn.Module) -> str | None:
-    """Return what to do about a network that was converted to a program or to integers, of which nothing can be cut."""
+def _is_converted(model: nn.Module) -> bool:
+    """Return whether the network was converted to a program or to integers, of which nothing can be cut."""
     # torch.export's program is a GraphModule with methods of its own in place of train() and eval().
-    if isinstance(model, torch.fx.GraphModule) and "eval" in model.__dict__:
-        return "An exported program cannot be pruned; pass the network that was exported."
-    for module in model.modules():
-        if isinstance(module, torch.jit.ScriptModule):
-            return "TorchScript cannot be pruned; pass the network that was scripted or traced."
-        if ".quantized." in type(module).__module__:
-            return "A quantised network cannot be pruned; prune it first, then quantise the compact network."
-    return None
+    exported = isinstance(model, torch.fx.GraphModule) and "eval" in model.__dict__
+    return exported or any(
+        isinstance(module, torch.jit.ScriptModule) or ".quantized." in type(module).__module__
+        for module in model.modules()
+    )
