@@ -23,7 +23,6 @@ from softprune.lab.data import DATASETS
 from softprune.lab.factories import check_name
 from softprune.lab.report import render_run
 from softprune.lab.runs.folder import BusyError, RunFolder, check_folder_name
-from softprune.lab.runs.networks import check_weights_exist
 from softprune.lab.train.control import Listener, StopSignal
 from softprune.lab.train.method import check_method
 from softprune.lab.train.run import absolute_paths, check_same_config, resume, start
@@ -127,8 +126,9 @@ def _cells(
         check_method(config)
         check_name("model.name", config.model.name, models.REGISTRY, options=config.model.options)
         check_name("data.name", config.data.name, DATASETS, options=config.data.options)
-        if after is None and config.model.weights not in ("", BASELINE):
-            check_weights_exist(Path(config.model.weights).expanduser())
+        weights = config.model.weights
+        if after is None and weights not in ("", BASELINE) and not Path(weights).expanduser().exists():
+            raise ConfigError(f"model.weights must be a file or the folder of a run. Got {weights}, where none is.")
         yield Cell(
             folder=RunFolder(folder / (label + _suffix(point))),
             config=absolute_paths(config),

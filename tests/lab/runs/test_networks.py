@@ -73,7 +73,7 @@ def test_other_files_are_refused_with_those_that_are_accepted(
         with pytest.raises(FileFormatError, match=rf"a PyTorch file with a state_dict .*Got {path}"):
             read_weights(path)
     assert "code ran" not in capsys.readouterr().out
-    with pytest.raises(ConfigError, match="does not exist"):
+    with pytest.raises(FileFormatError, match="No such file"):
         read_weights(tmp_path / "nowhere.pt")
 
 

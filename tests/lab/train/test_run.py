@@ -252,7 +252,7 @@ def seven_classes(num_classes):
         (("method.name=slimming", "method.options.ratio=1.5"), "ratio"),
         (("method.name=slimming", "train.compact_at=1"), "can continue after a cut"),
         (("method.target.macs=1e-9",), "target"),
-        (("model.weights=gone.safetensors",), "does not exist"),
+        (("model.weights=gone.safetensors",), "No such file"),
         (("model.name=other_outputs:two_heads",), "Got tuple .* in training"),
         (("model.name=other_outputs:seven_classes",), r"Got \(2, 7\) for 2 images"),
         (("distill.teacher=nowhere.pt",), "distill.teacher must be a trained dense network"),

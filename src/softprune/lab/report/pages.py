@@ -245,17 +245,17 @@ def _summary(rows: Sequence[comparison.Row]) -> Part:
 
 def _scatters(rows: Sequence[comparison.Row]) -> Iterator[Markup]:
     """Yield accuracy against MACs and against measured time."""
-    for unit, cost in (("million MACs", _million_macs), ("ms", lambda run: run.latencies)):
+    costs: dict[str, Callable[[Run], tuple[float, float] | None]] = {
+        "million MACs": lambda run: (run.dense.macs / 1e6, run.compact.macs / 1e6),
+        "ms": lambda run: run.latencies,
+    }
+    for unit, cost in costs.items():
         rings, groups = dict[tuple[float, float | None], None](), []
         for index, row in enumerate(rows):
-            found = [(*costs, run) for run in row.runs if (costs := cost(run)) is not None]
+            found = [(*pair, run) for run in row.runs if (pair := cost(run)) is not None]
             rings |= {(before, run.dense_top1): None for before, _, run in found}
             spots = [(after, run.compact_top1) for _, after, run in found]
             groups.append(Series(row.label, html.style_of(index), spots))
         title = "top-1 accuracy, %, against " + ("measured time" if unit == "ms" else "MACs")
         best = comparison.front(group.mean for group in groups if group.known)
         yield html.scatter(title, unit, groups, Series("dense", "", list(rings)), best)
-
-
-def _million_macs(run: Run) -> tuple[float, float]:
-    return run.dense.macs / 1e6, run.compact.macs / 1e6

@@ -141,16 +141,8 @@ def load_weights(network: nn.Module, state: Mapping[str, Tensor], source: str, n
     return not head
 
 
-def check_weights_exist(path: Path) -> None:
-    """Raise unless there is a file or the folder of a run at ``path``."""
-    if not (path.is_file() or RunFolder(path).config.is_file()):
-        problem = "is neither" if path.exists() else "does not exist"
-        raise ConfigError(f"Weights must be a file or the folder of a run. Got {path}, which {problem}.")
-
-
 def read_weights(path: Path) -> dict[str, Tensor]:
     """Read a state_dict from a file or from the newest checkpoint of a run."""
-    check_weights_exist(path)
     if path.is_dir():
         state = read_newest(RunFolder(path).checkpoints)[1]
         if state["history"]["cuts"]:

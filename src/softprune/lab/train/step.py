@@ -9,7 +9,7 @@ import copy
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -29,8 +29,6 @@ from softprune.rng import Clock
 
 logger = get_logger(__name__)
 
-P = ParamSpec("P")
-R = TypeVar("R")
 Schedule = Callable[[int], float]
 """The learning rate of each step of a run. A pure function, so that a resumed run needs only the step's number."""
 
@@ -389,7 +387,7 @@ class TrainStep:
         self._step()
         self._position.sub_(1)
 
-    def _compiled(self, function: Callable[P, R]) -> Callable[P, R]:
+    def _compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return ``function`` compiled.
 
         A captured CUDA graph holds no reference to the kernels and constants that it uses, and torch.compile may drop
