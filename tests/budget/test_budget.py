@@ -11,8 +11,7 @@ from torch import Tensor, nn
 import softprune as sp
 from softprune.budget.budget import ROUNDS, is_trained
 from softprune.budget.split import _slopes
-from softprune.errors import CheckpointError, ConfigError
-from softprune.masks import is_masked
+from softprune.errors import ConfigError
 
 STEPS = 20
 
@@ -79,15 +78,6 @@ def test_the_target_is_met_in_one_run(target):
     torch.testing.assert_close(compact.eval()(x), model.eval()(x))
 
 
-def kill(model, pruner, share):
-    """Let channels of every site die, as training would."""
-    with torch.no_grad():
-        for site in pruner.sites:
-            first = round((1 - share) * site.width)
-            model.get_submodule(site.name).bias[first:] = -3.0
-            model.get_submodule(site.name).weight[first:] = 0.1
-
-
 def test_a_cut_before_its_time_is_told_once(caplog):
     _, pruner, _ = build(total_steps=1000)
     pruner.decide()
@@ -103,27 +93,19 @@ def test_a_network_of_few_channels_cannot_come_close_to_its_limit(caplog):
     assert "under the limit of 950 MACs: one more channel would exceed it" in caplog.text
 
 
-def test_a_run_that_is_rolled_back_updates_again():
+def test_a_run_that_is_rolled_back_ends_the_same():
     model, pruner, optimizer = build()
     train(model, pruner, optimizer, 0, 7)
     states = copy.deepcopy((model.state_dict(), pruner.state_dict(), optimizer.state_dict()))
-    train(model, pruner, optimizer, 7)
-    assert pruner.budget.is_final
-    for part, state in zip((model, pruner, optimizer), states, strict=True):
-        part.load_state_dict(state)
-    assert not pruner.budget.is_final
-    updates = []
-    update = pruner.budget.update
-    pruner.budget.update = lambda step: updates.append(step) or update(step)
-    train(model, pruner, optimizer, 7)
-    fresh, other, other_optimizer = build()
-    for part, state in zip((fresh, other, other_optimizer), states, strict=True):
-        part.load_state_dict(state)
-    want = []
-    update_there = other.budget.update
-    other.budget.update = lambda step: want.append(step) or update_there(step)
-    train(fresh, other, other_optimizer, 7)
-    assert updates == want
+    ends = []
+    for _ in range(2):
+        train(model, pruner, optimizer, 7)
+        assert pruner.budget.is_final
+        ends.append(copy.deepcopy([*model.state_dict().values(), *pruner.masks().values()]))
+        for part, state in zip((model, pruner, optimizer), states, strict=True):
+            part.load_state_dict(state)
+        assert not pruner.budget.is_final
+    assert all(map(torch.equal, *ends))
 
 
 def test_a_trial_cut_leaves_the_training_as_it_was(caplog):
@@ -181,56 +163,6 @@ def test_a_resumed_run_is_the_same_bit_for_bit():
     assert all(torch.equal(mask, pruner_b.masks()[name]) for name, mask in pruner.masks().items())
 
 
-def test_a_state_of_another_target_is_refused():
-    _, pruner, _ = build()
-    _, longer, _ = build(total_steps=STEPS + 1)
-    before = longer.state_dict()
-    pruner.clock.step.fill_(5)
-    with pytest.raises(CheckpointError, match=r"total_steps.*Make the pruner as"):
-        longer.load_state_dict(pruner.state_dict())
-    assert longer.state_dict()["clock"] == before["clock"], "what is refused changes nothing"
-    for broken in (None, {"budget": pruner.state_dict()["budget"]}):
-        with pytest.raises(CheckpointError, match=r"what state_dict\(\) returned"):
-            pruner.load_state_dict(broken)
-    with pytest.raises(ConfigError, match="finite number"):
-        pruner.load_state_dict(pruner.state_dict() | {"strength": float("nan")})
-    _, other, _ = build(masks=sp.MaskConfig(s=3.0))
-    with pytest.raises(CheckpointError, match="In this pruner 'masks' is"):
-        other.load_state_dict(pruner.state_dict())
-    plain = sp.SoftPruner(Net(), EXAMPLE)
-    with pytest.raises(CheckpointError, match="'target' is None"):
-        plain.load_state_dict(pruner.state_dict())
-
-
-def test_an_average_of_weights_is_cut_and_judged_by_the_same_decision():
-    model, pruner, optimizer = build()
-    average = torch.optim.swa_utils.AveragedModel(model)
-    model.train()
-    for x, y in batches():
-        pruner.loss(F.cross_entropy(model(x), y)).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        average.update_parameters(model)
-    compact = pruner.compact(average)
-    assert sp.cost(compact, EXAMPLE[:1]).macs <= pruner.budget.limit
-    x = torch.randn(5, 1, 6, 6)
-    torch.testing.assert_close(compact.eval()(x), average.eval()(x))
-
-
-def test_an_average_of_weights_evaluates_with_the_decision_as_soon_as_it_is_in_force():
-    model, pruner, optimizer = build()
-    average = torch.optim.swa_utils.AveragedModel(model)
-    train(model, pruner, optimizer)
-    assert pruner.budget.is_final
-    for site in pruner.graph.sites:
-        masks = average.module.get_submodule(site.name).masks
-        assert torch.equal(masks.by_site(masks.hard())[site.name], pruner.masks()[site.name])
-    name = pruner.graph.sites[0].name
-    elsewhere = copy.deepcopy(model).to("meta").get_submodule(name)  # a copy that is moved leaves the decision in place
-    assert elsewhere.masks.hard().is_meta
-    assert elsewhere.masks.drop is pruner.site_masks.drop
-
-
 def test_a_cut_that_weights_made_costlier_is_made_smaller():
     _, pruner, _ = build()
     pruner.decide()
@@ -265,8 +197,6 @@ def test_rounding_holds_and_a_gap_is_reported(caplog):
         ({"target": {"macs": 1e-4}}, "within reach"),
         ({"target": {"channels": 3}, "min_channels": 10}, "within reach"),
         ({"target": {"params": 10**9}}, "below the dense"),
-        ({"target": {"latency": 0.9}, "latency_batch": 0}, "`latency_batch` must be an integer of at least 1"),
-        ({"target": {"latency": 0.9}, "latency_batch": 2.5}, "`latency_batch` must be an integer of at least 1"),
         ({"final_at": 1}, "`final_at`.*Got 1; "),
     ],
 )
@@ -284,23 +214,6 @@ def test_flops_are_twice_the_macs_and_the_dense_figure_is_no_target():
     assert (pruner.status.dense, pruner.status.limit) == (2 * macs, macs)
     with pytest.raises(ConfigError, match="below the dense"):
         sp.SoftPruner(Net(), EXAMPLE, target={"macs": macs}, total_steps=10)
-
-
-def test_without_a_target_gates_allow_everything():
-    model = Net()
-    pruner = sp.SoftPruner(model, EXAMPLE)
-    assert any(is_masked(module) for module in model.modules())
-    assert pruner.site_masks.drop is None
-    assert float(pruner.strength) == pytest.approx(1e-4)
-
-
-def test_the_pruner_can_move():
-    model, pruner, _ = build()
-    pruner.decide()
-    model.to(torch.float64)
-    kept = pruner.masks()
-    model.to("cpu")
-    assert all(torch.equal(kept[name], mask) for name, mask in pruner.masks().items())
 
 
 class _WithProduct(nn.Module):

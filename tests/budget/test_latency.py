@@ -198,7 +198,7 @@ def test_a_target_out_of_reach_says_what_no_channel_takes(monkeypatch, rest_ms):
     with pytest.raises(ConfigError, match="must be within reach") as refused:
         sp.SoftPruner(chain(), EXAMPLE, target={"latency": 0.5}, total_steps=10)
     assert f"Of the dense {rest_ms + 1:g} ms, {rest_ms:g} ms belong to no layer" in str(refused.value)
-    assert "give a larger latency_batch" in str(refused.value)
+    assert "at a larger batch" in str(refused.value)
 
 
 def test_a_latency_target_is_met_by_the_table_and_resumes_with_it(monkeypatch, caplog):
@@ -214,7 +214,7 @@ def test_a_latency_target_is_met_by_the_table_and_resumes_with_it(monkeypatch, c
         return made_up_table(layers=layers, norms={}, parts_ms=[0.0, 3.0], whole_ms=[0.5, 3.5], runtime=runtime)
 
     monkeypatch.setattr("softprune.budget.limit.measure_latency", fake_table)
-    pruner = sp.SoftPruner(chain(), EXAMPLE, target={"latency": 0.8}, total_steps=10, latency_batch=2)
+    pruner = sp.SoftPruner(chain(), EXAMPLE, target={"latency": 0.8}, total_steps=10)
     assert pruner.budget.dense == pytest.approx(3.5)
     with caplog.at_level("INFO", logger="softprune"):
         pruner.decide()
@@ -246,7 +246,6 @@ def test_a_table_of_another_machine_is_pursued(tmp_path, monkeypatch):
     [
         ({"latency_table": "nowhere.json"}, "must be what .* returns.*Got 'nowhere.json': .*No such file"),
         ({"latency_table": {"device": "cpu"}}, "must be what .* returns.*Got other fields"),
-        ({"latency_table": "table", "latency_batch": 2}, "`latency_batch`.*Got 2 and a table"),
         ({"latency_table": "table", "target": {"macs": 0.5}}, "`latency_table`.*a target of macs"),
         ({"latency_table": "table", "target": None, "total_steps": None}, "`latency_table` needs a `target`"),
     ],

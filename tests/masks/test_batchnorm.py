@@ -41,9 +41,11 @@ def soft(bn, clock=None, *, round_to=1, **config):
     return bn
 
 
-def stored(bn, mask, **options):
+def stored(bn, mask, in_training=False):
     """The BatchNorm with a fixed mask."""
-    StoredMasks(bn, [Site("", bn.num_features, "relu")], **options).keep.copy_(mask)
+    masks = StoredMasks(bn, [Site("", bn.num_features, "relu")])
+    masks.masked_training = in_training
+    masks.keep.copy_(mask)
     return bn
 
 
@@ -146,7 +148,7 @@ def test_a_gate_without_samples_trains_a_plain_batchnorm(momentum):
 def test_a_fixed_mask_in_training():
     plain = make_bn()
     mask = torch.tensor([True, False] * 3)
-    bn = stored(copy.deepcopy(plain), mask, masked_training=True)
+    bn = stored(copy.deepcopy(plain), mask, in_training=True)
     x = random_input((4, 6, 3, 5))
     torch.testing.assert_close(bn(x), plain(x) * by_channel(mask.double(), x))
     torch.testing.assert_close(bn.running_var, plain.running_var)

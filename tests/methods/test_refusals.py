@@ -72,9 +72,8 @@ OPTIONS: list[tuple[str, dict[str, Any], str]] = [
     ("scp", {"keep": 1.5}, "`keep`"),
     ("scp", {"keep": {"9": 0.5}}, "matches none"),
     ("scp", {"site_kinds": ["streams"]}, "kinds"),
-    ("scp", {"latency_batch": 4}, "needs a `target`"),
     ("scp", {"final_at": 0.5}, "needs a `target`"),
-    ("scp", {"target": {"macs": 0.5}, "total_steps": 9, "latency_batch": 1}, "are for a target of latency"),
+    ("scp", {"target": {"macs": 0.5}, "total_steps": 9, "latency_table": {}}, "is for a target of latency"),
     *[("scp", {"strength": value}, "`strength`") for value in (-1.0, math.inf, NAN, True, "a")],
     ("slimming", {"initial_scale": NAN}, "`initial_scale`"),
     ("variational", {"sigma": "a"}, "`sigma`"),
@@ -84,6 +83,9 @@ OPTIONS: list[tuple[str, dict[str, Any], str]] = [
     ("l1", {"ratio": {5: 0.5}}, "must name sites"),
     ("l1", {"ratio": {"9": 0.5}}, "matches none"),
     ("l1", {"ratio": 0.5, "target": {"macs": 0.5}}, "exclude each other"),
+    ("fpgm", {"ratio_dist": 0.5, "target": {"macs": 0.5}}, "exclude each other"),
+    ("l1", {"target": {"macs": 1e-5}}, "within reach"),
+    ("l1", {"latency_table": {}}, "needs a `target`"),
     ("scratch", {}, "needs a `plan`"),
 ]
 
@@ -172,6 +174,9 @@ MADE: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("scp", {}, {"keep": 0.5}),
     ("scp", {}, {"exclude": ["1"]}),
     ("scp", {}, {"masks": MaskConfig(s=3.0)}),
+    ("scp", {"target": {"macs": 0.5}, "total_steps": 4}, {"target": {"macs": 0.5}, "total_steps": 5}),
+    ("scp", {}, {"target": {"macs": 0.5}, "total_steps": 4}),
+    ("scp", {"target": {"macs": 0.5}, "total_steps": 4}, {}),
     ("l1", {"target": {"macs": 0.5}}, {"target": {"macs": 0.4}}),
     ("l1", {"ratio": 0.5}, {"ratio": 0.25}),
     ("slimming", {"ratio": 0.5}, {"ratio": 0.25}),
@@ -189,12 +194,12 @@ def test_the_state_of_a_pruner_that_was_made_otherwise(
     assert first.clock.state_dict() == before
 
 
-@pytest.mark.parametrize("broken", [{"strength": None}, {"masks": None}, {"method": "sfp"}])
-def test_a_broken_state(broken: dict[str, object]) -> None:
+@pytest.mark.parametrize("broken", [{"strength": None}, {"strength": NAN}, {"masks": None}, {"method": "sfp"}, None])
+def test_a_broken_state(broken: dict[str, object] | None) -> None:
     pruner = pruner_of()
     before = pruner.state_dict()
     with pytest.raises((CheckpointError, ConfigError)):
-        pruner.load_state_dict({**before, **broken})
+        pruner.load_state_dict(before | broken if broken else {"clock": before["clock"]})
     assert pruner.state_dict() == before
 
 

@@ -61,7 +61,6 @@ class Budget(Limit):
         masks: SoftMasks,
         *,
         final_at: float | None = None,
-        batch: int | None = None,
         table: TableLike | None = None,
     ) -> None:
         if not is_integer(total_steps) or total_steps < 1:
@@ -74,7 +73,7 @@ class Budget(Limit):
                 "`final_at`, the share of the training after which the cut is final, must be more than 0 and less than "
                 f"1. Got {final_at!r}; leave it out for the default."
             )
-        super().__init__(target, prunable, batch=batch, table=table)
+        super().__init__(target, prunable, table)
         self.site_masks = masks
         self.site_masks.record(SAMPLES)
         self.importance = FirstOrder(masks)

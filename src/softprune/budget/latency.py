@@ -29,7 +29,7 @@ from softprune.cut import ModuleCut, PrunePlan, make_plan, plain_copy
 from softprune.cut.apply import apply_plan
 from softprune.cut.selection import read_graph
 from softprune.devices import IMAGE_CHANNELS, Call, seconds, synchronizer
-from softprune.errors import ConfigError, ModelError, first_line, import_optional
+from softprune.errors import ConfigError, first_line, import_optional
 from softprune.graph import ChannelGraph
 from softprune.graph.channels import LayerOp, NormOp
 from softprune.graph.modules import Select
@@ -103,7 +103,7 @@ class LatencyTable:
         """What else may be the reason that a target is out of reach."""
         return (
             f" Of the dense {self.dense_ms:.4g} ms, {self.whole_ms[0]:.4g} ms belong to no layer: measure on an idle "
-            "machine, or give a larger latency_batch, at which channels take a larger share."
+            "machine, or at a larger batch (that of the example), where channels take a larger share."
         )
 
     def parts(self, modules: Mapping[str, ModuleCut]) -> float:
@@ -186,14 +186,9 @@ def latency_table(
     return measure_latency(read_graph(model, example), model, example, runtime, round_to)
 
 
-def own_runtime(model: nn.Module, example: Example, batch: int | None = None) -> Runtime:
+def own_runtime(model: nn.Module, example: Example) -> Runtime:
     """Return eager PyTorch where a model is, in its precision."""
-    if batch is not None and example.batch_size() is None:
-        raise ModelError(
-            "A batch size can be chosen where all tensors of the example share their first dimension. "
-            "Got others; pass an example of the size you want instead."
-        )
-    like, batch = next(model.parameters()), batch or example.batch_size() or 1
+    like, batch = next(model.parameters()), example.batch_size() or 1
     return Runtime(device=str(like.device), dtype=str(like.dtype).removeprefix("torch."), batch=batch)
 
 

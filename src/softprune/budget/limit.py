@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from softprune.budget.latency import LatencyTable, TableLike, measure_latency, own_runtime
 from softprune.cut import PrunePlan, make_plan, plain_copy, written
-from softprune.errors import ConfigError, is_integer
+from softprune.errors import ConfigError
 from softprune.graph import ChannelGraph
 from softprune.graph.reader import Example
 from softprune.target import TargetLike, read_target
@@ -80,35 +80,27 @@ class Limit:
     Args:
         target: The quantity with the share to keep, or the figure itself.
         prunable: The network.
-        batch: For a latency target, samples per call.
         table: For a latency target, what was measured before; None measures here.
     """
 
-    def __init__(
-        self, target: TargetLike, prunable: PrunableNetwork, *, batch: int | None = None, table: TableLike | None = None
-    ) -> None:
+    def __init__(self, target: TargetLike, prunable: PrunableNetwork, table: TableLike | None = None) -> None:
         self.target, self.prunable, self.network = read_target(target), prunable, prunable.model
-        self.table = self._table(batch, table)
+        self.table = self._table(table)
         self._counts: Counts | None = None
         self._set_limit()
         self._check_possible()
 
-    def _table(self, batch: int | None, table: TableLike | None) -> LatencyTable | None:
+    def _table(self, table: TableLike | None) -> LatencyTable | None:
         if self.target.key != "latency":
-            if batch is not None or table is not None:
+            if table is not None:
                 raise ConfigError(
-                    "`latency_batch` and `latency_table` are for a target of latency. "
-                    f"Got a target of {self.target.key}; leave them out, or pass target={{'latency': ...}}."
+                    "`latency_table` is for a target of latency. "
+                    f"Got a target of {self.target.key}; leave it out, or pass target={{'latency': ...}}."
                 )
             return None
-        if batch is not None and (not is_integer(batch) or batch < 1 or table is not None):
-            raise ConfigError(
-                "`latency_batch` must be an integer of at least 1, and a `latency_table` has its own. "
-                f"Got {batch!r}{'' if table is None else ' and a table'}; leave one of them out."
-            )
         graph, model, example = self.prunable.graph, self.prunable.model, self.prunable.example
         if table is None:
-            return measure_latency(graph, model, example, own_runtime(model, example, batch), self.prunable.round_to)
+            return measure_latency(graph, model, example, own_runtime(model, example), self.prunable.round_to)
         found = LatencyTable.read(table)
         found.check(graph)
         return found

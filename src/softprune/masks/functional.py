@@ -160,22 +160,11 @@ def _entry(activation: str) -> Activation:
 
 def _dipping_edges(act: Callable[[float], float], delta: float) -> tuple[float, ...]:
     """Solve ``|act(x)| = delta`` for an activation that falls to one minimum and then rises."""
-    lowest = _minimum(act)
+    lowest = min((-number / 1000 for number in range(4001)), key=act)
     rise = _crossing(lambda x: act(x) - delta, 0.0, _FAR)
     if -act(lowest) <= delta:
         return (rise,)
     return (_crossing(lambda x: -delta - act(x), -_FAR, lowest), _crossing(lambda x: act(x) + delta, lowest, 0.0), rise)
-
-
-def _minimum(function: Callable[[float], float]) -> float:
-    low, high = -4.0, 0.0
-    while high - low > 1e-9:
-        third = (high - low) / 3.0
-        if function(low + third) > function(high - third):
-            low += third
-        else:
-            high -= third
-    return 0.5 * (low + high)
 
 
 def _crossing(function: Callable[[float], float], low: float, high: float) -> float:

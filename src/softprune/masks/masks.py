@@ -166,29 +166,16 @@ class Masks(HookOwner):
 
 
 class StoredMasks(Masks):
-    """Stored masks, for methods that decide elsewhere, or have decided.
-
-    Args:
-        network: The network; masked in place.
-        sites: Its sites.
-        clock: Counts the forward passes, for methods that draw noise.
-        masked_training: Whether the masks act in training, too. Otherwise the BatchNorms train as plain ones.
-        masked_evaluation: Whether they act in evaluation.
-    """
+    """Stored masks, for methods that decide elsewhere, or have decided."""
 
     shared: ClassVar[tuple[str, ...]] = ("keep",)
+    masked_training = False
+    """Whether the masks act in training, too. Otherwise the BatchNorms train as plain ones."""
+    masked_evaluation = True
+    """Whether they act in evaluation."""
 
-    def __init__(
-        self,
-        network: nn.Module,
-        sites: Iterable[Site],
-        clock: Clock | None = None,
-        *,
-        masked_training: bool = False,
-        masked_evaluation: bool = True,
-    ) -> None:
+    def __init__(self, network: nn.Module, sites: Iterable[Site], clock: Clock | None = None) -> None:
         super().__init__(network, sites, clock)
-        self.masked_training, self.masked_evaluation = masked_training, masked_evaluation
         self.keep = torch.ones(self.layout.channels, dtype=torch.bool, device=self.device)
 
     def kept(self, bn: MaskedBatchNorm) -> Tensor:

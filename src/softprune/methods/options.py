@@ -46,8 +46,6 @@ class TargetOptions(PrunerOptions, total=False):
     target: TargetLike | None
     """Instead of a ratio, a budget that the cut meets: ``{"macs": 0.5}`` keeps at most half of the MACs. See
     :class:`softprune.SoftPruner`."""
-    latency_batch: int | None
-    """Samples per call at which a latency target is measured; the example's by default."""
     latency_table: TableLike | None
     """For a latency target of another machine: a table of :func:`softprune.budget.latency_table`, or its file."""
 
@@ -114,8 +112,8 @@ def check_target(target: TargetLike | None, instead: str, given: object, **optio
     """Raise if a target is given with what it replaces, or `options` that act on a target alone without one."""
     if target is not None and given is not None:
         raise ConfigError(
-            f"`{instead}` and `target` exclude each other: a target decides what is removed. Got {instead} = "
-            f"{given!r} and target = {target!r}; give one of them."
+            f"{instead} and a `target` exclude each other: a target decides what is removed. Got {given!r} and target "
+            f"= {target!r}; give one of them."
         )
     for name, value in options.items():
         if target is None and value is not None:

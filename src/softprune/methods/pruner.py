@@ -26,7 +26,7 @@ from softprune.devices import WIDTH_MULTIPLE, default_multiple, fitting_multiple
 from softprune.errors import CheckpointError, ConfigError, ModelError, first_few, is_integer
 from softprune.graph import ChannelGraph, ExampleLike, Site, check_is_module
 from softprune.log import get_logger
-from softprune.masks import HookOwner, Masks, hook_root_, is_masked, unmask_model_
+from softprune.masks import HookOwner, Masks, StoredMasks, hook_root_, is_masked, unmask_model_
 from softprune.methods.options import RoundTo, Shares, check_round_to, check_strength, shares_by_site
 from softprune.methods.summary import Summary, summarise
 from softprune.module_state import first_uninitialised, non_finite
@@ -69,6 +69,10 @@ class Pruner(HookOwner):
     """Whether the method adds ``strength`` times a penalty to the loss."""
     shifts_decide: ClassVar[bool] = False
     """Whether the decision depends on BatchNorm shifts, on which weight decay would then act."""
+    masked_training: bool = True
+    """Whether stored masks act in training, too. Otherwise the BatchNorms train as plain ones."""
+    masked_evaluation: bool = True
+    """Whether they act in evaluation."""
     settings: ClassVar[tuple[str, ...]] = ()
     """Attributes with what the method was given, which a state to resume from must agree with."""
     updates_on_step: bool = True
@@ -157,7 +161,9 @@ class Pruner(HookOwner):
 
     def _make_masks(self) -> Masks:
         """Mask the sites of `self.model` in place, and return who decides about their channels."""
-        raise NotImplementedError
+        masks = StoredMasks(self.model, self.sites, self.clock)
+        masks.masked_training, masks.masked_evaluation = self.masked_training, self.masked_evaluation
+        return masks
 
     def _extra_loss(self) -> Tensor | None:
         """Return what the method adds to the task loss; None for nothing."""

@@ -86,11 +86,10 @@ class RankingPruner(Pruner):
         *,
         ratio: Shares | None = None,
         target: TargetLike | None = None,
-        latency_batch: int | None = None,
         latency_table: TableLike | None = None,
         **options: Unpack[PrunerOptions],
     ) -> None:
-        check_target(target, "ratio", ratio, latency_batch=latency_batch, latency_table=latency_table)
+        check_target(target, "a ratio", ratio, latency_table=latency_table)
         self.has_target = target is not None
         super().__init__(model, example, strength=self.first_strength, **options)
         try:
@@ -98,7 +97,7 @@ class RankingPruner(Pruner):
             self.ratios = shares_by_site("ratio", ratio, self.sites)
             """The share of channels to remove at each site."""
             if target is not None:
-                self._limit = Limit(target, self._prunable(), batch=latency_batch, table=latency_table)
+                self._limit = Limit(target, self._prunable(), latency_table)
         except BaseException:
             self.detach()
             raise
@@ -142,9 +141,6 @@ class RankingPruner(Pruner):
         if self._limit is not None:
             return self.site_masks.row(self._limit.masks(self._fold_gates(network), self.comparable(scores)))
         return filled(self, self.choose(scores), scores)
-
-    def _make_masks(self) -> StoredMasks:
-        return StoredMasks(self.model, self.sites, self.clock, masked_training=True)
 
     @property
     def decided(self) -> bool:
@@ -241,8 +237,7 @@ class SfpPruner(FilterPruner):
     settings: ClassVar[tuple[str, ...]] = ("ratios",)
     once = False
     default_ratio = 0.4
-    masked_training = False
-    """Whether the masks act in training, too: for filters that cannot grow back."""
+    masked_training = False  # filters grow back
 
     def __init__(
         self,
@@ -254,17 +249,9 @@ class SfpPruner(FilterPruner):
         **options: Unpack[TargetOptions],
     ) -> None:
         check_choice("`evaluation`", evaluation, get_args(Evaluation))
-        self.evaluation: Evaluation = evaluation
+        self.masked_evaluation = evaluation == "strict"
+        self.masked_training = self.masked_training and self.masked_evaluation
         super().__init__(model, example, ratio=ratio, **options)
-
-    def _make_masks(self) -> StoredMasks:
-        return StoredMasks(
-            self.model,
-            self.sites,
-            self.clock,
-            masked_training=self.masked_training and self.evaluation == "strict",
-            masked_evaluation=self.evaluation == "strict",
-        )
 
     def scores(self, network: nn.Module) -> dict[str, Tensor]:
         return {name: filters.norm(dim=1) for name, filters in self.filters(network).items()}

@@ -36,9 +36,9 @@ class SoftPruner(Pruner):
         total_steps: Optimizer steps of the whole training, which a target needs.
         final_at: The share of the training after which the cut of a target is final; by default 0.3 for a network that
             comes trained and 0.6 for an untrained one.
-        latency_batch: Samples per call at which a latency target is measured; the example's by default.
-        latency_table: For a latency target of another machine, what :func:`softprune.budget.latency_table` measured
-            there: the table, or the path of its file.
+        latency_table: For a latency target of another runtime or machine, what :func:`softprune.budget.latency_table`
+            measured there: the table, or the path of its file. By default it is measured here in eager PyTorch, at the
+            example's batch size.
         masks: The constants of the masks; the defaults are the authors'.
         site_kinds: Kinds of sites beside BatchNorms that an activation reads: "sum" (BatchNorms that are added and then
             activated share a mask), "linear" (BatchNorms without an activation), "stream" (all BatchNorms that write
@@ -62,14 +62,13 @@ class SoftPruner(Pruner):
         target: TargetLike | None = None,
         total_steps: int | None = None,
         final_at: float | None = None,
-        latency_batch: int | None = None,
         latency_table: TableLike | None = None,
         masks: MaskConfig | None = None,
         site_kinds: Iterable[str] | None = None,
         **options: Unpack[PrunerOptions],
     ) -> None:
-        check_target(target, "strength", strength, total_steps=total_steps, final_at=final_at)
-        check_target(target, "strength", strength, latency_batch=latency_batch, latency_table=latency_table)
+        needs = {"total_steps": total_steps, "final_at": final_at, "latency_table": latency_table}
+        check_target(target, "`strength`", strength, **needs)
         self.mask_config = MaskConfig() if masks is None else masks
         if site_kinds is None:
             site_kinds = DEFAULT_KINDS if target is None else KINDS
@@ -80,13 +79,7 @@ class SoftPruner(Pruner):
         try:
             if target is not None:
                 self._limit = self.budget = Budget(
-                    target,
-                    total_steps,
-                    self._prunable(),
-                    self.site_masks,
-                    final_at=final_at,
-                    batch=latency_batch,
-                    table=latency_table,
+                    target, total_steps, self._prunable(), self.site_masks, final_at=final_at, table=latency_table
                 )
                 self._set_strength(0.0)
         except BaseException:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from softprune.cut import PrunePlan, plans_of, read_plans, saved_path
 from softprune.errors import ConfigError, PlanError
 from softprune.graph import ChannelGraph, ExampleLike
-from softprune.masks import StoredMasks
+from softprune.masks import Masks
 from softprune.methods.pruner import Pruner
 
 PlanLike = PrunePlan | str | os.PathLike[str]
@@ -65,9 +65,9 @@ class ScratchPruner(Pruner):
                 self._initial[site.name] = torch.isin(here, torch.tensor(self.kept[site.name], dtype=torch.long))
         return graph.only({s.name: "the plan does not mask it" for s in graph.sites if s.name not in self._initial})
 
-    def _make_masks(self) -> StoredMasks:
-        masks = StoredMasks(self.model, self.sites, self.clock, masked_training=True)
-        masks.keep.copy_(masks.row(self._initial))
+    def _make_masks(self) -> Masks:
+        masks = super()._make_masks()
+        masks.load_state_dict({"keep": masks.row(self._initial)})
         return masks
 
 

@@ -23,7 +23,7 @@ from softprune.methods.options import keywords_of
 
 NO_OPTIONS = {*MethodConfig.model_fields, "masks", "seed", "total_steps"}
 """Keywords of pruners that recipes set elsewhere; all others are a method's options."""
-RARE = ("include", "keep", "min_channels", "latency_batch")
+RARE = ("include", "keep", "min_channels")
 """Keywords of every pruner that a recipe can give as `method.options`."""
 
 
@@ -121,7 +121,7 @@ def make_pruner(
         if measured is not None:
             given["latency_table"] = measured
         if "latency_table" not in given:
-            given["latency_batch"] = 1
+            example = example[:1]
     known = {key: value for key, value in given.items() if key in keywords and key not in ("name", "options")}
     pruner = method(network, example, **{**known, **config.options})
     pruner.updates_on_step = False  # a captured step runs no Python; the loop updates
