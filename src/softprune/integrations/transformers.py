@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from softprune.errors import CheckpointError, ConfigError
+from softprune.errors import ConfigError
 from softprune.graph import ExampleLike
 from softprune.methods import Pruner, SoftPruner
 
@@ -123,11 +123,6 @@ class SoftPruningCallback(TrainerCallback):  # type: ignore[misc]
     def _load(self, checkpoint: Path) -> None:
         """Load the pruner's state of a checkpoint."""
         assert self.pruner is not None
-        if not (checkpoint / STATE_FILE).is_file():
-            raise CheckpointError(
-                f"a checkpoint must hold the state of the pruner, {STATE_FILE}. Got {checkpoint} without it; use one "
-                "of a training with this callback, or load its weights into the model and train without resuming."
-            )
         self.pruner.load_state_dict(torch.load(checkpoint / STATE_FILE, weights_only=True))
 
     # --- what you call -------------------------------------------------------------------------------------------

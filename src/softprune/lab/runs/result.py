@@ -282,9 +282,7 @@ def parse(kind: type[RecordType], content: bytes, place: str, remedy: str) -> Re
         return kind.model_validate_json(content)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-    if first["type"] == "json_invalid":
-        raise FileFormatError(f"{place} must be JSON. Got an error reading it: {first['msg']}. {remedy}")
-    field = ".".join(str(part) for part in first["loc"])
-    rule = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be").rstrip(".")
-    value = "" if first["type"] == "missing" else f" Got {show(first['input'])}."
-    raise FileFormatError(f"{place}: {show(field)} is not what softprune writes: {rule}.{value} {remedy}")
+        field = ".".join(map(str, first["loc"]))
+        raise FileFormatError(
+            f"{place} must be what softprune writes. Got {show(first['input'])} for {field!r}: {first['msg']}. {remedy}"
+        ) from error

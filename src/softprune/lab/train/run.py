@@ -767,8 +767,7 @@ def evaluate_run(
     run: Path, *, device: str = "auto", data_dir: str | None = None, **names: str
 ) -> dict[str, EvalTotals]:
     """Return the test accuracy of a run's network, as trained ("masked") and compact; ``names`` as in named_config."""
-    folder, found = RunFolder.open(run), dict[str, EvalTotals]()
-    config = _for_use(named_config(folder, **names), data_dir)
+    folder, config, found = *_opened(run, data_dir, names), dict[str, EvalTotals]()
     with join_world(device) as world:
         set_arithmetic(config.train, world.device)
         images = open_data(config.data, config.seed, world.device)
@@ -797,8 +796,7 @@ def compact_run(
     For a finished run it equals the network that the run wrote, if the device is the same. `round_to` and `gathers`
     are those of Pruner.compact; `names` those of named_config.
     """
-    folder = RunFolder.open(run)
-    config = _for_use(named_config(folder, **names), data_dir)
+    folder, config = _opened(run, data_dir, names)
     with join_world(device) as world:
         images = open_data(config.data, config.seed, world.device)
         trainer = Trainer(config, folder, images, world, checkpoint.read_newest(folder.checkpoints)[1])
@@ -815,6 +813,8 @@ def compact_run(
         return target, trainer.dense_cost, cost(compact, images.example(1, world.device))
 
 
-def _for_use(config: RunConfig, data_dir: str | None) -> RunConfig:
-    """Return the configuration of a run that does not train: images in files are decoded when they are used."""
-    return config.replace(data=config.data.replace(dir=data_dir or config.data.dir, in_memory=False))
+def _opened(run: Path, data_dir: str | None, names: dict[str, str]) -> tuple[RunFolder, RunConfig]:
+    """Open a run that does not train: images in files are decoded when they are used."""
+    folder = RunFolder.open(run)
+    config = named_config(folder, **names)
+    return folder, config.replace(data=config.data.replace(dir=data_dir or config.data.dir, in_memory=False))
