@@ -58,9 +58,7 @@ class Evaluator:
         own = torch.arange(self._world.rank, len(data), self._world.size)
         rows = own.split(min(_BATCH, max(1, _NUMBERS // math.prod(data.shape))))
         totals = torch.zeros(4, dtype=torch.float64, device=device)
-        if self._world.size > 1:
-            # Each process has its own running statistics; those of rank 0 are saved.
-            broadcast_from_rank0_(*network.buffers())
+        broadcast_from_rank0_(*network.buffers())  # each process has its own running statistics
         with evaluating(network):
             for images, labels in self._batches(data, rows):
                 with torch.autocast(device.type, dtype=torch.bfloat16, enabled=self._bf16, cache_enabled=False):

@@ -339,6 +339,7 @@ class Trainer:
             train=config.train,
             pruner=self.pruner,
             teacher=self.teacher,
+            world=world,
         )
 
     def load_teacher(self) -> None:
@@ -682,7 +683,7 @@ def check_same_config(
         key: (now, before)
         for key, (now, before) in changed_settings(config, saved).items()
         if key not in ("data.dir", "data.workers", *renamed)  # loader processes decide nothing
-        and not ("/" in str(now) and Path(str(now)).name == Path(str(before)).name)
+        and not (isinstance(now, str) and "/" in now and Path(now).name == Path(str(before)).name)
     }
     if changed:
         raise CheckpointError(

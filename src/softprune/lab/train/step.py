@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from softprune.devices import capture_graph
 from softprune.errors import ConfigError, NonFiniteLoss
 from softprune.lab.config.settings import OptimizerConfig, RunConfig, TrainConfig
 from softprune.lab.data import ArrayBatches, LoaderBatches
+from softprune.lab.world import World
 from softprune.log import get_logger
 from softprune.masks import Chain, draw_chain
 from softprune.methods import Pruner
@@ -180,6 +180,7 @@ class TrainStep:
         schedule: The learning rate of each step of the run.
         pruner: Adds its sparsity loss; None trains the network without pruning.
         teacher: Adds a distillation loss; it may be set until the first step.
+        world: The processes that train together; one by default.
     """
 
     backend = "inductor"
@@ -197,6 +198,7 @@ class TrainStep:
         train: TrainConfig,
         pruner: Pruner | None = None,
         teacher: Teacher | None = None,
+        world: World | None = None,
     ) -> None:
         self.model, self.optimizer, self.batches = model, optimizer, batches
         self.pruner, self.schedule, self.teacher = pruner, schedule, teacher
@@ -204,7 +206,7 @@ class TrainStep:
         self._mode, self._smoothing, self._layout = train.mode, train.label_smoothing, layout_of(batches.device)
         self._bf16 = train.precision == "bf16"
         self.device, self.steps = batches.device, batches.sampler.steps
-        self._distributed = isinstance(model, DistributedDataParallel)
+        self.world = world or World(rank=0, size=1, device=self.device)
         self._run: Callable[[], None] = self._first_run
         self._forward: Callable[[Tensor], Tensor] = self._loss_of
         self._chain: Chain = draw_chain
@@ -291,10 +293,7 @@ class TrainStep:
 
     def check(self) -> None:
         """Wait for the launched steps, and raise NonFiniteLoss if a loss was not finite in any process."""
-        first = self._first_bad.clone()
-        if self._distributed:
-            torch.distributed.all_reduce(first, op=torch.distributed.ReduceOp.MAX)
-        step = int(first)
+        step = self.world.max(int(self._first_bad))
         if step >= 0:
             epoch, position = divmod(step, self.steps)
             images = self.batches.sampler.indices(epoch)[position]
@@ -306,20 +305,13 @@ class TrainStep:
         They are the cross-entropy, what the pruner adds to the loss, and the percentage of the (augmented) images
         classified correctly at the time.
         """
-        images, loss, penalty, correct = self._summed().tolist()
+        images, loss, penalty, correct = self.world.sum_(self._totals.clone()).tolist()
         count = max(images, 1.0)
         return int(images), loss / count, penalty / count, 100 * correct / count
 
-    def _summed(self) -> Tensor:
-        """Return the totals of all processes together."""
-        sums = self._totals.clone()
-        if self._distributed:
-            torch.distributed.all_reduce(sums)
-        return sums
-
     def state_dict(self) -> dict[str, Any]:
         """Return the sums of the epoch so far. Model, optimizer and pruner have their own state."""
-        return {"totals": self._summed().tolist()}
+        return {"totals": self.world.sum_(self._totals.clone()).tolist()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore :meth:`state_dict`, in one of several processes. Continue with ``epoch(number, start)``."""
@@ -354,7 +346,7 @@ class TrainStep:
 
         Gradients are averaged over processes outside a graph, and a method may work on the host in each step.
         """
-        return self.device.type == "cuda" and not self._distributed and getattr(self.pruner, "capturable", True)
+        return self.device.type == "cuda" and self.world.size == 1 and getattr(self.pruner, "capturable", True)
 
     def _try_prepared(self) -> str | None:
         """Compile the step if the mode says so, and capture it if possible. Undo it and return why if that fails."""
