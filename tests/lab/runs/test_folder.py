@@ -8,33 +8,6 @@ import pytest
 from softprune.errors import CheckpointError, ConfigError
 from softprune.lab.config.settings import DataConfig, ModelConfig, RunConfig
 from softprune.lab.runs.folder import RunFolder
-from softprune.lab.runs.result import Epoch
-
-
-def row(epoch: int, loss: float) -> Epoch:
-    return Epoch(
-        epoch=epoch,
-        step=3 * (epoch + 1),
-        lr=0.1,
-        train_loss=loss,
-        train_top1=50.0,
-        seconds=1.0,
-        images_per_second=9.0,
-        channels=1,
-        params=2,
-        macs=3,
-    )
-
-
-def test_history_replaces_incomplete_lines(tmp_path: Path) -> None:
-    folder = RunFolder.create(tmp_path / "run", RunConfig())
-    folder.append_metrics(row(0, float("nan")))
-    with open(folder.metrics, "a") as file:
-        file.write('{"epoch": 1, "lo')
-    folder.write_history([row(0, 1.5)])
-    folder.append_metrics(row(1, 0.5))
-    lines = folder.metrics.read_text().splitlines()
-    assert [Epoch.model_validate_json(line) for line in lines] == [row(0, 1.5), row(1, 0.5)]
 
 
 def test_the_command_that_resumes_names_the_code_of_ones_own(tmp_path: Path) -> None:

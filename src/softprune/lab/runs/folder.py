@@ -112,17 +112,9 @@ class RunFolder:
     def read_config(self) -> RunConfig:
         return read_config(self.config)
 
-    def write_history(self, rows: Sequence[Epoch]) -> None:
-        """Make metrics.jsonl hold exactly ``rows``: the epochs of the checkpoint that a run resumes from."""
+    def write_metrics(self, rows: Sequence[Epoch]) -> None:
+        """Write metrics.jsonl, which is whole at any time, with a line for each epoch so far."""
         write_atomically(self.metrics, "".join(map(to_line, rows)).encode(), then=_THEN)
-
-    def append_metrics(self, row: Epoch) -> None:
-        """Add the line of one epoch. On resume :meth:`write_history` removes a line that a crash cut off."""
-        try:
-            with open(self.metrics, "a", encoding="utf-8") as file:
-                file.write(to_line(row))
-        except OSError as error:
-            raise unwritable(self.metrics, error, _THEN) from error
 
     def write_result(self, result: Result) -> None:
         write_atomically(self.result, result.to_json().encode(), then=_THEN)

@@ -366,7 +366,7 @@ class Trainer:
         checkpoint.set_random_state(self.random, world.device)
         history.environment = history.environment or describe_environment(world.device, world.size)
         if world.is_writer:
-            self.folder.write_history(history.epochs)
+            self.folder.write_metrics(history.epochs)
         if self._is_trained and self.pruner is not None:
             begin_phase("testing the trained network", listener)
             history.given = self._test(placed(copy.deepcopy(self.dense), world.device))
@@ -445,7 +445,7 @@ class Trainer:
         self._count_time()
         history.epoch, history.batch, history.epoch_seconds = number, 0, 0.0
         if self.world.is_writer:
-            self.folder.append_metrics(row)
+            self.folder.write_metrics(history.epochs)
         numbers = (("loss", row.train_loss), ("top-1", row.test_top1), ("MACs", row.macs))
         facts = [f"{title} {value:,.7g}" for title, value in numbers if value is not None]
         run_log.info("epoch %d, lr %.4g, %s, %.1f s", row.number, row.lr, ", ".join(facts), row.seconds)
