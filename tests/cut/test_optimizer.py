@@ -92,34 +92,6 @@ def test_state_that_cannot_be_cut_starts_anew_as_a_whole(caplog: pytest.LogCaptu
     assert optimizer.state[parameters["conv2.weight"]]["step"] == 1
 
 
-@pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_momentum_over_two_cuts_is_that_over_each(kind: str) -> None:
-    topology = TOPOLOGIES["depthwise"]
-    model, example = randomise_(topology.build()), topology.example()
-    make, options = OPTIMIZERS[kind]
-    optimizer = make(model.parameters(), **options)
-    _descend(model, optimizer, example)
-    one_by_one = make(model.parameters(), **options)
-    one_by_one.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    graph = trace(model, example)
-    middle = apply_plan(make_plan(graph, model, random_masks(graph, 5)), model)
-    graph = trace(middle, example)
-    small = apply_plan(make_plan(graph, middle, random_masks(graph, 6)), middle)
-    assert sum(p.numel() for p in small.parameters()) < sum(p.numel() for p in middle.parameters())
-
-    sp.remap_optimizer(one_by_one, model, middle)
-    sp.remap_optimizer(one_by_one, middle, small)
-    sp.remap_optimizer(optimizer, model, small)
-    compared = 0
-    for name, parameter in small.named_parameters():
-        assert optimizer.state[parameter].keys() == one_by_one.state[parameter].keys(), name
-        for key, value in optimizer.state[parameter].items():
-            torch.testing.assert_close(value, one_by_one.state[parameter][key], msg=f"{key} of {name}")
-            compared += value.numel()
-    assert compared
-    _descend(small, optimizer, example)
-
-
 def _descend(model: nn.Module, optimizer: torch.optim.Optimizer, example: Tensor) -> None:
     optimizer.zero_grad()
     model.eval()(example).square().mean().backward()

@@ -288,8 +288,8 @@ def remap_optimizer(optimizer: Optimizer, dense: nn.Module, compact: nn.Module) 
     parameter that was cut away leaves its group; one that folding added joins its weight's group. Where some of a
     parameter's state cannot be cut (Adafactor's factors), all of it is reset, which is logged.
 
-    `dense` is the network that the optimizer trains; several cuts may lie between it and `compact`. A pruner that is
-    attached to the optimizer stays with `dense`: it counts no more steps.
+    `dense` is the network that the optimizer trains and that `compact` was cut from. A pruner that is attached to the
+    optimizer stays with `dense`: it counts no more steps.
     """
     if not isinstance(optimizer, Optimizer):
         raise PlanError(
@@ -304,7 +304,14 @@ def remap_optimizer(optimizer: Optimizer, dense: nn.Module, compact: nn.Module) 
     history = plans_of(compact)
     if not history:
         raise PlanError("`compact` must be a network that softprune cut. Got one without a plan.")
-    plans = _plans_since(dense, history)
+    plan = history[-1]
+    try:
+        plan.check_fits(dense)
+    except PlanError as error:
+        raise PlanError(
+            f"`dense` must be the network that `compact` was cut from, as it was before the cut: {error} "
+            "Pass the network that the optimizer trains; over several cuts, call remap_optimizer after each."
+        ) from error
     names = {id(parameter): name for name, parameter in dense.named_parameters(remove_duplicate=False)}
     successors = dict(compact.named_parameters(remove_duplicate=False))
     reached = {id(successors[name]) for name in names.values() if name in successors}
@@ -322,7 +329,7 @@ def remap_optimizer(optimizer: Optimizer, dense: nn.Module, compact: nn.Module) 
                 moves.append((parameter, None, {}))
                 continue
             kept.append(successor)
-            moves.append((parameter, successor, _sliced_state(plans, name, parameter, optimizer.state.get(parameter))))
+            moves.append((parameter, successor, _sliced_state(plan, name, parameter, optimizer.state.get(parameter))))
             bias = successors.get(name.removesuffix("weight") + "bias") if name.endswith("weight") else None
             if bias is not None and id(bias) not in reached:
                 kept.append(bias)
@@ -349,31 +356,13 @@ def remap_optimizer(optimizer: Optimizer, dense: nn.Module, compact: nn.Module) 
             del hooks[key]  # of a pruner, which stays with `dense`
 
 
-def _plans_since(dense: nn.Module, history: Sequence[PrunePlan]) -> Sequence[PrunePlan]:
-    """Return the cuts between `dense` and the network that `history` led to; the fewest that fit."""
-    for start in reversed(range(len(history))):
-        try:
-            history[start].check_fits(dense)
-            return history[start:]
-        except PlanError as error:
-            failure = error
-    raise PlanError(
-        "`dense` must be the network that `compact` was cut from, as it was before the cut. Got one that "
-        f"fits none of its {len(history)} plans: {failure} Pass the network that the optimizer trains."
-    ) from failure
-
-
-def _sliced_state(
-    plans: Sequence[PrunePlan], name: str, parameter: Tensor, state: dict[str, Any] | None
-) -> dict[str, Any]:
+def _sliced_state(plan: PrunePlan, name: str, parameter: Tensor, state: dict[str, Any] | None) -> dict[str, Any]:
     sliced: dict[str, Any] = {}
     for key, value in (state or {}).items():
         if isinstance(value, Tensor) and value.ndim > 0:
             if value.shape != parameter.shape:
                 return _reset(name, key)
-            for plan in plans:
-                value = slice_named(plan, name, value)
-            sliced[key] = value
+            sliced[key] = slice_named(plan, name, value)
         elif isinstance(value, list | tuple | dict):  # tensors inside, whose shapes are unknown
             return _reset(name, key)
         else:

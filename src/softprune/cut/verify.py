@@ -35,7 +35,7 @@ def random_inputs(example: Example, seed: int) -> Iterator[Example]:
     """
     batch = example.batch_size()
     base = example if batch is None else example.with_batch(2 if batch != 2 else 3)
-    for resize in (smallest, smaller, larger, None):
+    for resize in (smallest, larger, None):
         yield noise(base, seed, resize, BESIDE_EXAMPLE)
     if batch is not None:
         yield noise(example, seed, scales=BESIDE_EXAMPLE)
@@ -72,16 +72,9 @@ def shapes_of(example: Example) -> str:
     return ", ".join("x".join(map(str, tensor.shape)) or "scalar" for tensor in example.tensors())
 
 
-def smaller(size: int) -> int:
-    """Return a spatial size below `size` with many factors of two, since networks halve it repeatedly."""
-    if size > 64:
-        return 32 * max(round(size / 64), 2)
-    return max(8 * (3 * size // 32), 8) if size > 16 else larger(size)
-
-
 def smallest(size: int) -> int:
-    """Return a spatial size of at most 64, half of `size` where that is at least 16."""
-    return 64 if size > 64 else 8 * (size // 16) if size >= 32 else smaller(size)
+    """Return a spatial size of at most 64 with many factors of two; small sizes are enlarged."""
+    return 64 if size > 64 else 8 * (size // 16) if size >= 32 else larger(size)
 
 
 def larger(size: int) -> int:

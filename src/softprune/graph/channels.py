@@ -385,22 +385,16 @@ class ForwardAnalysis:
 
     def forward(self, ops: Iterable[Op]) -> None:
         """Call the method for the kind of each of `ops`."""
+        visit: dict[type[Any], Callable[[Any], None]] = {
+            ChannelwiseOp: self.channelwise,
+            BinaryOp: self.binary,
+            SelectOp: self.select,
+            ConstantOp: self.constant,
+            OpaqueOp: self.opaque,
+            LayerCall: lambda op: (self.layer if isinstance(op.layer, LayerOp) else self.norm)(op.layer, op.use),
+        }
         for op in ops:
-            match op:
-                case LayerCall(layer=LayerOp() as layer, use=use):
-                    self.layer(layer, use)
-                case LayerCall(layer=NormOp() as norm, use=use):
-                    self.norm(norm, use)
-                case ChannelwiseOp():
-                    self.channelwise(op)
-                case BinaryOp():
-                    self.binary(op)
-                case SelectOp():
-                    self.select(op)
-                case ConstantOp():
-                    self.constant(op)
-                case OpaqueOp():
-                    self.opaque(op)
+            visit[type(op)](op)
 
 
 def per_group(op: LayerOp, use: Use, reduce: Callable[[IntArray], Any]) -> list[Any]:
