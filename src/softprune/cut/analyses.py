@@ -62,7 +62,7 @@ class _Constants(ForwardAnalysis):
         self.values: FloatArray = np.full(len(graph.classes), np.nan)
         self.values[PAD] = 0.0
         self.trained = np.zeros(len(graph.classes), dtype=bool)
-        for parameter in graph.free_parameters:
+        for parameter in graph.free_parameters.values():
             self.values[parameter.atoms] = _parameter_values(parameter, model)
             self.trained[parameter.atoms] = True
         super().__init__(self.values, self.trained)
@@ -493,7 +493,7 @@ class _Dependence(ForwardAnalysis):
         self.dead = dead
         self.is_constant = np.zeros(len(graph.classes), dtype=bool)
         self.is_constant[PAD] = True
-        for atoms in (*graph.constants, *(parameter.atoms for parameter in graph.free_parameters)):
+        for atoms in (*graph.constants, *(parameter.atoms for parameter in graph.free_parameters.values())):
             self.is_constant[atoms] = True  # no input reaches them
         self.depends = ~self.is_constant
         super().__init__(self.depends, self.is_constant)

@@ -212,7 +212,7 @@ def make_plan(
     modules = cuts.modules
     parameters = {
         each.name: ParameterCut(dim=each.dim, width=len(each.atoms), kept=cuts.kept(cuts.present[each.atoms]))
-        for each in graph.free_parameters
+        for each in graph.free_parameters.values()
         if not cuts.present[each.atoms].all()
     }
     return PrunePlan(

@@ -14,19 +14,18 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
+from softprune.graph.channel_graph import ChannelGraph
 from softprune.graph.channels import (
     PAD,
     BinaryOp,
     ChannelSets,
     ChannelwiseOp,
-    EqualWidths,
     Evaluate,
     FreeParameter,
     IntArray,
     LayerCall,
     LayerOp,
     NormOp,
-    Op,
     OpaqueOp,
     UnprovenSize,
     Use,
@@ -142,20 +141,14 @@ class Value:
 
 @dataclass
 class GraphBuilder:
-    """The graph so far, and what the rules may ask and record."""
+    """Fills a graph: what the rules may ask and record."""
 
     model: nn.Module
     batch: int
+    graph: ChannelGraph
     table: ChannelSets = field(default_factory=ChannelSets)
-    ops: list[Op] = field(default_factory=list)
-    equal_widths: list[EqualWidths] = field(default_factory=list)
-    free_parameters: dict[str, FreeParameter] = field(default_factory=dict)
-    layers: dict[str, LayerOp] = field(default_factory=dict)
-    norms: dict[str, NormOp] = field(default_factory=dict)
-    outputs: list[IntArray] = field(default_factory=list)
-    constants: list[IntArray] = field(default_factory=list)
-    """Atoms of constants in forward(): no input reaches an output through them."""
-    unproven_sizes: list[UnprovenSize] = field(default_factory=list)
+    called: dict[str, LayerOp | NormOp] = field(default_factory=dict)
+    """The layers and BatchNorms of the graph, by name."""
     unknown: dict[str, tuple[str, str]] = field(default_factory=dict)
     """Reason by which an operator without a rule freezes -> the operator, and where it stands."""
     sliced: set[Node] = field(default_factory=set)
@@ -231,9 +224,11 @@ class GraphBuilder:
     def constant_value(self, shape: Sequence[int], number: complex | None = None) -> Value:
         """Return a tensor that no input reaches, of a size of its own, with `number` everywhere, if that is known."""
         value = self.pinned_value(shape, "they are combined with a constant in forward()")
-        self.constants.append(value.atoms.ravel())
+        self.graph.constants.append(value.atoms.ravel())
         if number is not None:
-            self.ops.append(ChannelwiseOp(np.full_like(value.atoms, PAD), value.atoms, lambda zeros: zeros + number))
+            self.graph.ops.append(
+                ChannelwiseOp(np.full_like(value.atoms, PAD), value.atoms, lambda zeros: zeros + number)
+            )
         return value
 
     def opaque(self, node: Node, reason: str) -> Any:
@@ -253,7 +248,7 @@ class GraphBuilder:
         self, node: Node, atoms: IntArray, what: str = "fixes their number by a literal size"
     ) -> None:
         """Record that an explicit size in `node` may fix the number of these channels: `what` in words."""
-        self.unproven_sizes.append(UnprovenSize(atoms.ravel(), self.reason(node, what), node.meta["line"]))
+        self.graph.unproven_sizes.append(UnprovenSize(atoms.ravel(), self.reason(node, what), node.meta["line"]))
 
     def answer_for(self, node: Node) -> None:
         """Record that the rule knows what becomes of every tensor that `node` reads."""
@@ -269,7 +264,7 @@ class GraphBuilder:
     ) -> IntArray:
         """Return new channels in the classes of `atoms`, each computed from its own."""
         outputs = self.table.follow(atoms)
-        self.ops.append(ChannelwiseOp(atoms, outputs, evaluate, keeps_zero, activation))
+        self.graph.ops.append(ChannelwiseOp(atoms, outputs, evaluate, keeps_zero, activation))
         return outputs
 
     def channelwise(
@@ -292,7 +287,7 @@ class GraphBuilder:
     def mixed(self, shape: Sequence[int], reason: str, inputs: Sequence[IntArray]) -> Value:
         """Return what may depend on all of `inputs`, and keeps its width."""
         output = self.pinned_value(shape, reason)
-        self.ops.append(OpaqueOp(tuple(atoms.ravel() for atoms in inputs), output.atoms.ravel()))
+        self.graph.ops.append(OpaqueOp(tuple(atoms.ravel() for atoms in inputs), output.atoms.ravel()))
         return output
 
     def combined(
@@ -308,7 +303,7 @@ class GraphBuilder:
         """Combine two tensors of one rank value by value, with broadcasting."""
         outputs = self.bound(node, left, right)
         one, other = (atoms.ravel() for atoms in np.broadcast_arrays(left.atoms, right.atoms))
-        self.ops.append(BinaryOp(one, other, outputs.ravel(), evaluate, absorbs_zero, adds))
+        self.graph.ops.append(BinaryOp(one, other, outputs.ravel(), evaluate, absorbs_zero, adds))
         return Value(tuple(node.meta["val"].shape), outputs)
 
     def merged(self, arrays: Sequence[IntArray]) -> IntArray:
@@ -317,7 +312,7 @@ class GraphBuilder:
         for array in arrays[1:]:
             self.table.union(found, array)
             outputs = self.table.follow(found)
-            self.ops.append(BinaryOp(found.ravel(), array.ravel(), outputs.ravel(), equal, absorbs_zero=False))
+            self.graph.ops.append(BinaryOp(found.ravel(), array.ravel(), outputs.ravel(), equal, absorbs_zero=False))
             found = outputs
         return found
 
@@ -369,11 +364,14 @@ class GraphBuilder:
     def add_layer(self, node: Node, weight: Node, bias: Node | None, use: Use, fresh: LayerOp) -> bool:
         """Record a convolution or linear layer; False where its parameters are not its module's own."""
         module = self.modules[fresh.name]
-        record = self.layers.get(fresh.name, fresh)
-        known = isinstance(module, LAYERS) and fresh.kind == layer_kind(module) and record.groups == fresh.groups
+        known = isinstance(module, LAYERS) and fresh.kind == layer_kind(module)
         if not known or not self._owns(node, weight, bias):
             return False
-        self.layers[fresh.name] = record
+        record = self.called.setdefault(fresh.name, fresh)
+        if not isinstance(record, LayerOp) or record.groups != fresh.groups:
+            return False
+        if record is fresh:
+            self.graph.layers.append(record)
         record.padded |= fresh.padded
         # What a subclass computes around the operator is unknown.
         record.replaceable = type(module) in PLAIN_LAYERS
@@ -385,7 +383,11 @@ class GraphBuilder:
         name = self.module_name(node)
         if not self._owns(node, weight, bias) or not is_known_norm(type(self.modules[name])):
             return False
-        self._add_call(node, self.norms.setdefault(name, NormOp(name, selectable=True)), use, selectable=True)
+        fresh = NormOp(name, selectable=True)
+        record = self.called.setdefault(name, fresh)
+        if record is fresh:
+            self.graph.norms.append(fresh)
+        self._add_call(node, record, use, selectable=True)
         self.norm_nodes.setdefault(name, []).append(node)
         return True
 
@@ -409,19 +411,19 @@ class GraphBuilder:
         self.table.union(record.inputs, use.inputs)
         self.table.union(record.outputs, use.outputs)
         record.selectable &= selectable and not _reads_inside(node)
-        self.ops.append(LayerCall(record, use))
+        self.graph.ops.append(LayerCall(record, use))
         self.answer_for(node)
 
     def _free_parameter(self, node: Node) -> Value:
         name = node.meta["tensor"]
         tensor = self.tensors[name]
         wide = [place for place, size in enumerate(tensor.shape) if size > 1]
-        if name not in self.free_parameters:
+        if name not in self.graph.free_parameters:
             atoms = self.table.fresh(tensor.shape[wide[0]] if len(wide) == 1 else 1)
             if len(wide) != 1:
                 self.table.pin(atoms, f"they are combined with '{name}', whose shape is fixed")
-            self.free_parameters[name] = FreeParameter(name, wide[0] if len(wide) == 1 else -1, atoms)
-        free = self.free_parameters[name]
+            self.graph.free_parameters[name] = FreeParameter(name, wide[0] if len(wide) == 1 else -1, atoms)
+        free = self.graph.free_parameters[name]
         return Value.with_channels(tensor.shape, free.dim, free.atoms)
 
 

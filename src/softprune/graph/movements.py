@@ -111,7 +111,7 @@ def split(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
     if along and len({len(piece) for piece in pieces}) > 1:
         builder.table.pin(np.concatenate(pieces), builder.reason(node, "cuts them into unequal pieces"))
     elif along:
-        builder.equal_widths.append(EqualWidths(tuple(pieces), builder.module_name(node)))
+        builder.graph.equal_widths.append(EqualWidths(tuple(pieces), builder.module_name(node)))
         # A number of pieces holds for any width; their sizes may be literals.
         if operator_name(node) != "chunk":
             builder.add_unproven_size(node, source.atoms)
@@ -143,7 +143,7 @@ def _bind_slices(builder: GraphBuilder, node: Node, atoms: IntArray, slices: Seq
     edges = sorted({0, len(atoms), *(edge for bounds in known for edge in bounds)})
     pieces = np.split(atoms, edges[1:-1])
     if len({len(piece) for piece in pieces}) == 1:
-        builder.equal_widths.append(EqualWidths(tuple(pieces), builder.module_name(node)))
+        builder.graph.equal_widths.append(EqualWidths(tuple(pieces), builder.module_name(node)))
         builder.add_unproven_size(node, atoms)
     else:
         last = max(end if end < len(atoms) else start for start, end in known)
@@ -202,7 +202,7 @@ def _selected(builder: GraphBuilder, node: Node, source: Value) -> Any:
         raise Opaque("picks channels by their positions")
     builder.answer_for(node)
     outputs = builder.table.fresh(len(chosen))
-    builder.ops.append(SelectOp(name, atoms[chosen], atoms, outputs))
+    builder.graph.ops.append(SelectOp(name, atoms[chosen], atoms, outputs))
     return Value.with_channels(node.meta["val"].shape, 1, outputs)
 
 

@@ -89,7 +89,7 @@ def fill(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
     """Make a constant in the shape of a tensor: channels follow the tensor's, values come from zero padding."""
     source = next(place for place, given in enumerate(node.args) if isinstance(given, Node))
     atoms = builder.table.follow(builder.tensor(node.args[source]).atoms)
-    builder.ops.append(ChannelwiseOp(np.full_like(atoms, PAD), atoms, _applied(node, source)))
+    builder.graph.ops.append(ChannelwiseOp(np.full_like(atoms, PAD), atoms, _applied(node, source)))
     return Value(tuple(node.meta["val"].shape), atoms)
 
 
@@ -138,7 +138,7 @@ def choice(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
         chosen = Value(shape, builder.mapped(values[0].atoms, lambda constants: equal(constants, number)))
     outputs = builder.bound(node, where, chosen)
     source = np.ascontiguousarray(np.broadcast_to(chosen.atoms, outputs.shape))
-    builder.ops.append(ChannelwiseOp(source, outputs, identity))
+    builder.graph.ops.append(ChannelwiseOp(source, outputs, identity))
     return Value(shape, outputs)
 
 
@@ -285,7 +285,7 @@ def _added_up(builder: GraphBuilder, atoms: IntArray, dims: Sequence[int]) -> In
         total, *others = np.split(atoms, atoms.shape[dim], axis=dim)
         for other in others:
             outputs = builder.table.follow(total)
-            builder.ops.append(
+            builder.graph.ops.append(
                 BinaryOp(total.ravel(), other.ravel(), outputs.ravel(), operator.add, absorbs_zero=False, adds=True)
             )
             total = outputs

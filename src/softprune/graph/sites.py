@@ -72,7 +72,7 @@ def find_sites(builder: GraphBuilder) -> tuple[tuple[Site, ...], tuple[Frozen, .
             continue
         width = int(getattr(module, "num_features", 0))
         unusable = _unusable_because(builder, name, module, known)
-        uncuttable = None if unusable else builder.table.pinned_because(builder.norms[name].outputs)
+        uncuttable = None if unusable else builder.table.pinned_because(builder.called[name].outputs)
         activation, reason = (None, unusable) if unusable else _activation_after_each(builder.norm_nodes[name])
         if activation is not None and uncuttable is None:
             sites.append(Site(name, width, activation))
@@ -95,7 +95,7 @@ def _unusable_because(builder: GraphBuilder, name: str, module: nn.Module, known
             f"{type(module).__name__} is not among the BatchNorm classes that softprune knows; those of torch.nn "
             "are, and weights of a FrozenBatchNorm2d load into them"
         )
-    if name not in builder.norms:
+    if name not in builder.called:
         return "the forward pass does not call it as a whole, or not at all, so that a mask has no effect"
     if getattr(module, "weight", None) is None or getattr(module, "bias", None) is None:
         return "it has no learned scale and shift (affine=False)"
@@ -194,10 +194,12 @@ def find_groups(builder: GraphBuilder, sites: Sequence[Site], frozen: Sequence[F
     """
     single = {site.name for site in sites}
     usable = single | {norm.name for norm in frozen if norm.maskable}
-    widths = {name: len(norm.outputs) for name, norm in builder.norms.items() if name in usable and len(norm.uses) == 1}
+    widths = {
+        norm.name: len(norm.outputs) for norm in builder.graph.norms if norm.name in usable and len(norm.uses) == 1
+    }
     names = tuple(widths)
     sums = _Sums(len(builder.table), widths)
-    sums.forward(builder.ops)
+    sums.forward(builder.graph.ops)
     members: dict[int, list[int]] = {}
     for number in range(len(names)):
         members.setdefault(sums.stream_of(number), []).append(number)

@@ -47,7 +47,7 @@ class _Branches(ForwardAnalysis):
         self.every: NDArray[np.object_] = np.zeros(len(graph.classes), dtype=object)
         self.is_data = np.ones(len(graph.classes), dtype=bool)
         """What depends on the network's input, unlike constants and parameters."""
-        for parameter in graph.free_parameters:
+        for parameter in graph.free_parameters.values():
             self.is_data[parameter.atoms] = False
         self.every[PAD], self.is_data[PAD] = -1, False  # zero in any case
         self.branches: list[tuple[str, ...]] = []

@@ -1,0 +1,214 @@
+"""From a model and an example to its channel graph: the rules of its operators, in order of execution."""
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.fx import Node
+
+from softprune.errors import ModelError
+from softprune.graph.builder import GraphBuilder, Opaque, Value, operator_name
+from softprune.graph.channel_graph import ChannelGraph
+from softprune.graph.channels import ConstantOp, LayerOp
+from softprune.graph.modules import ConstantOutput
+from softprune.graph.operators import OPERATORS
+from softprune.graph.reader import Example, ExampleLike, ForwardPass, read_passes
+from softprune.graph.sites import find_groups, find_sites
+from softprune.module_state import first_uninitialised
+
+
+def _walk(builder: GraphBuilder, forward: ForwardPass) -> None:
+    """Let the rule of each operator relate its channels, in order."""
+    builder.training, builder.values = forward.training, {}
+    overwritten = _overwritten_by(forward.nodes)
+    for node in forward.nodes:
+        if node.op == "placeholder":
+            builder.values[node] = _placeholder(builder, node)
+        elif node.op == "output":
+            for value in builder.values_of(node.all_input_nodes):
+                builder.graph.outputs.append(value.atoms.ravel())
+                builder.table.pin(value.atoms, "they are an output of the model")
+        else:
+            builder.values[node] = _call(builder, node)
+        for stale in overwritten.get(node, ()):
+            _overwrite(builder, stale, node)
+
+
+def _placeholder(builder: GraphBuilder, node: Node) -> Any:
+    example = node.meta["val"]
+    if "tensor" in node.meta:
+        return node  # a parameter: read by the rule that knows what it is
+    if "made" not in node.meta:
+        return builder.pinned_value(example.shape, f"they are combined with the model's input '{node.name}'")
+    # forward() copies the tensors that it makes. One that is stored somewhere may have changed at the cut.
+    made = all(operator_name(user) == "lift_fresh_copy" for user in node.users)
+    known = made and type(example) is Tensor and example.numel() == 1 and not example.is_meta
+    return builder.constant_value(example.shape, example.item() if known else None)
+
+
+def _call(builder: GraphBuilder, node: Node) -> Any:
+    """Return what an operator gives, by its rule; without one, what reaches it is frozen."""
+    name, example = operator_name(node), node.meta["val"]
+    if name == "getitem":
+        container: Any = builder.values[node.args[0]]  # type: ignore[index]
+        return container[node.args[1]] if isinstance(container, list) else container  # type: ignore[index]
+    if isinstance(builder.module_of(node), ConstantOutput):
+        return _constant_output(builder, node)
+    entry = OPERATORS.get(name)
+    if entry is not None:
+        builder.asked.clear()
+        try:
+            result = entry.rule(builder, node, entry)
+        except Opaque as what:
+            return builder.opaque(node, builder.reason(node, what))
+        # Kept whole: what the operator reads and its rule asks nothing about, such as the grid to sample at.
+        for value in builder.values_of([given for given in node.all_input_nodes if given not in builder.asked]):
+            builder.table.pin(value.atoms, builder.reason(node, "reads them beside its data"))
+        return result
+    if isinstance(example, Tensor) and not node.all_input_nodes:
+        return builder.constant_value(example.shape)  # arange, eye, randn
+    place = builder.place(node)
+    reason = f"they reach {node.target} in {place}, an operator without a rule"
+    builder.unknown[reason] = (str(node.target), place)
+    return builder.opaque(node, reason)
+
+
+def _constant_output(builder: GraphBuilder, node: Node) -> Value:
+    """Return the constant of a `ConstantOutput`: its last operator gives it the layer's shape."""
+    name = builder.module_name(node)
+    module = builder.modules[name]
+    assert isinstance(module, ConstantOutput)
+    shape = tuple(node.meta["val"].shape)
+    dim = 1 if len(shape) > 2 else len(shape) - 1
+    if shape[dim] != len(module.value):
+        return builder.pinned_value(shape, "a ConstantOutput gives them")
+    if name not in builder.constant_outputs:
+        atoms = builder.constant_outputs[name] = builder.table.fresh(len(module.value))
+        builder.graph.ops.append(ConstantOp(name, atoms, module.value.detach().double().cpu()))
+    return Value.with_channels(shape, dim, builder.constant_outputs[name])
+
+
+# --- writes through views ------------------------------------------------------------------------------------------
+
+
+def _overwrite(builder: GraphBuilder, stale: Node, writer: Node) -> None:
+    """Freeze a tensor into whose memory `writer` wrote, and that is read again: what it holds then has no rule."""
+    value = builder.values.get(stale)
+    if isinstance(value, Value):
+        reason = builder.reason(writer, "overwrites a part of them")
+        builder.table.pin(value.atoms, reason)
+        sources = [value, *builder.values_of([writer])]  # an input may reach it through what was written
+        builder.values[stale] = builder.mixed(value.shape, reason, [source.atoms for source in sources])
+
+
+def _overwritten_by(nodes: Sequence[Node]) -> dict[Node, list[Node]]:
+    """Return the tensors that a node changes because they share the memory that it writes, and that are read again.
+
+    The graph follows ``x += y`` and ``relu(x, inplace=True)`` itself: later readers of `x` read the result. It does
+    not follow writes through views: after ``x[:, :4] = 0`` later readers of `x` still point at the node before it.
+    """
+    order = {node: number for number, node in enumerate(nodes)}
+    memory: dict[Node, set[Node]] = {}
+    """Node -> all that share its memory."""
+    found: dict[Node, list[Node]] = {}
+    for node, here in order.items():
+        schema, first = getattr(node.target, "_schema", None), next(iter(node.args), None)
+        shares = schema is not None and any(result.alias_info is not None for result in schema.returns)
+        if isinstance(first, Node) and (shares or node.target is operator.getitem):
+            memory[node] = memory.setdefault(first, {first})
+            memory[node].add(node)
+        for parameter, written in zip([] if schema is None else schema.arguments, node.args, strict=False):
+            if parameter.alias_info is not None and parameter.alias_info.is_write and isinstance(written, Node):
+                earlier = [other for other in memory.get(written, ()) if order[other] < here]
+                found[node] = [other for other in earlier if any(order[user] > here for user in other.users)]
+    return found
+
+
+# --- the way from a model to its graph ----------------------------------------------------------------------------
+
+
+def check_is_module(model: object, name: str = "model") -> None:
+    """Raise unless it is a network, built: a class, or arguments in another order, are the usual mistakes."""
+    if not isinstance(model, nn.Module):
+        got = f"the class {model.__name__}, not an object of it" if isinstance(model, type) else type(model).__name__
+        raise ModelError(f"`{name}` must be a torch.nn.Module. Got {got}; build the network and pass it.")
+
+
+def check_is_bare(model: nn.Module, name: str, then: str = "") -> None:
+    """Raise for a wrapper, whose names and class the compact network and its file would have."""
+    inner = "_orig_mod" if "_orig_mod" in model._modules else "module"
+    if inner == "_orig_mod" or isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        raise ModelError(
+            f"`{name}` must be the network itself, not a wrapper. Got {type(model).__name__}; pass "
+            f"{name}.{inner}{then}."
+        )
+
+
+def _check_values(model: nn.Module, example: ExampleLike) -> None:
+    """Raise where torch.export would only stumble."""
+    missing = first_uninitialised(model)
+    if missing is not None and missing[1] == "lazy":
+        raise ModelError(f"parameters must have shapes. Got '{missing[0]}', a lazy one; run the model once before.")
+    for name, module in model.named_modules():
+        if hasattr(module, "fake_quant_enabled"):  # by an attribute, since torch warns where the class is imported
+            raise ModelError(
+                f"a network prepared for quantisation-aware training cannot be pruned. Got {type(module).__name__} at "
+                f"'{name}'; prune first, then prepare the compact network."
+            )
+    given = Example.of(example)
+    if given.batch_size() == 0 or (missing is None and any(tensor.is_meta for tensor in given.tensors())):
+        raise ModelError(
+            "`example` must hold at least one sample, with values. Got "
+            f"{', '.join(f'{tuple(t.shape)} on {t.device}' for t in given.tensors())}; torch.randn(2, ...) will do."
+        )
+
+
+def _keep_shared(builder: GraphBuilder) -> None:
+    """Keep modules whole whose parameters another module has, too, or whose parameters forward() reads by itself."""
+    owners: dict[int, list[str]] = {}
+    for name, module in builder.modules.items():
+        for parameter in module.parameters(recurse=False):
+            owners.setdefault(id(parameter), []).append(name)
+    free = {id(builder.tensors[name]): read for name, read in builder.graph.free_parameters.items()}
+    for key, names in owners.items():
+        records, outside = [builder.called[name] for name in names if name in builder.called], free.get(key)
+        if len(names) == 1 and not (records and outside):
+            continue
+        others = " and ".join(map(repr, names[1:])) or "forward()"
+        reason = f"parameters of '{names[0]}' are also used outside its module, by {others}"
+        if outside:
+            builder.table.pin(outside.atoms, reason)
+        for record in records:
+            builder.table.pin(record.inputs, reason)
+            builder.table.pin(record.outputs, reason)
+            record.selectable = False
+            if isinstance(record, LayerOp):
+                record.replaceable = False
+
+
+def _freezing_operators(builder: GraphBuilder) -> dict[str, str]:
+    """Return the operators without a rule that freeze channels of layers or BatchNorms, and where they stand."""
+    reasons = set().union(*(builder.table.reasons(record.outputs) for record in builder.called.values()))
+    return dict(builder.unknown[reason] for reason in builder.unknown if reason in reasons)
+
+
+def trace(model: nn.Module, example: ExampleLike) -> ChannelGraph:
+    """Record the operators of `model` and relate its channels. The model is left as it was."""
+    check_is_module(model)
+    check_is_bare(model, "model", ", and wrap or compile the network after the pruner is made")
+    _check_values(model, example)
+    passes = read_passes(model, example)
+    read = passes[0].example
+    shown = Example.of(example).to_model(model).first(2) if passes[0].any_batch else read
+    graph = ChannelGraph(shown, {name: parameter.numel() for name, parameter in model.named_parameters()})
+    builder = GraphBuilder(model, read.batch_size() or 1, graph)
+    for forward in passes:
+        _walk(builder, forward)
+    _keep_shared(builder)
+    graph.sites, graph.frozen = find_sites(builder)
+    graph.grouped = find_groups(builder, graph.sites, graph.frozen)
+    graph.classes, graph.pinned = builder.table.classes(), builder.table.pinned()
+    graph.unreached = tuple(sorted(set.intersection(*(each.parameters_unread(model) for each in passes))))
+    graph.unknown = _freezing_operators(builder)
+    return graph
