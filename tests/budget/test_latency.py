@@ -69,6 +69,7 @@ def made_up_table(**changes):
     values = {
         "runtime": Runtime(),
         "device": "cpu",
+        "shapes": [list(EXAMPLE.shape[1:])],
         "layers": {"3": layer},
         "norms": {"1": norm},
         "indices": {},
@@ -184,8 +185,9 @@ def test_the_report_warns_where_the_table_is_wrong(measured, level, monkeypatch,
     plan = make_plan(trace(model, EXAMPLE), model, {})
     with caplog.at_level("INFO", logger="softprune"):
         assert made_up_table().report(plan, model, Example.of(EXAMPLE)) == measured
-        assert made_up_table(device="another").report(plan, model, Example.of(EXAMPLE)) is None
-    assert [record.levelname for record in caplog.records] == [level, "INFO"]
+        for other in ({"device": "another"}, {"shapes": [[3, 224, 224]]}):
+            assert made_up_table(**other).report(plan, model, Example.of(EXAMPLE)) is None
+    assert [record.levelname for record in caplog.records] == [level, "INFO", "INFO"]
 
 
 @pytest.mark.parametrize("rest_ms", [20.0, 0.5])

@@ -66,7 +66,7 @@ def figures(run: Path):
 
 def test_a_run_with_a_latency_target_goes_on_where_it_would_be_refused(config, tmp_path, monkeypatch):
     layers = {name: Grid([1, i], [1, o], [[0.1, 0.5], [0.5, 1.0]]) for name, i, o in (("3", 16, 24), ("6", 24, 32))}
-    table = LatencyTable(Runtime(), "cpu", layers, {}, {}, [0.0, 2.0], [0.0, 2.0])
+    table = LatencyTable(Runtime(), "cpu", [], layers, {}, {}, [0.0, 2.0], [0.0, 2.0])
     measure = "softprune.budget.limit.measure_latency"
     with monkeypatch.context() as patch:
         patch.setattr(measure, lambda *_: table)

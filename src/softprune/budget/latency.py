@@ -15,7 +15,7 @@ import logging
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -34,6 +34,7 @@ from softprune.graph import ChannelGraph
 from softprune.graph.channels import LayerOp, NormOp
 from softprune.graph.modules import Select
 from softprune.graph.reader import Example, ExampleLike
+from softprune.graph.sites import KINDS
 from softprune.io import write_atomically
 from softprune.log import get_logger
 
@@ -79,6 +80,8 @@ class LatencyTable:
 
     runtime: Runtime
     device: str
+    shapes: list[list[int]]
+    """Of the inputs of one sample."""
     layers: dict[str, Grid]
     """Convolutions and linear layers, by width in and width out."""
     norms: dict[str, Grid]
@@ -152,10 +155,11 @@ class LatencyTable:
             )
 
     def report(self, plan: PrunePlan, compact: nn.Module, example: Example) -> float | None:
-        """Log what the cut network takes, if this is the device of the table; return the measured milliseconds."""
+        """Log what the cut network takes, if device and inputs are those of the table; return the milliseconds."""
         expected = self(plan)
-        if self.device != _device_name(self.runtime):
-            logger.info("latency: %.3f ms by the table of %s; dense %.3f ms", expected, self.device, self.dense_ms)
+        if self.device != _device_name(self.runtime) or self.shapes != _shapes(example):
+            where = f"{self.device}, inputs {self.shapes}"
+            logger.info("latency: %.3f ms by the table of %s; dense %.3f ms", expected, where, self.dense_ms)
             return None
         measured = min(self.runtime.time({"compact": compact}, example)["compact"].blocks)
         logger.log(
@@ -183,7 +187,7 @@ def latency_table(
         round_to: The multiple of channels that the pruner will have.
     """
     runtime = runtime or own_runtime(model, Example.of(example))
-    return measure_latency(read_graph(model, example), model, example, runtime, round_to)
+    return measure_latency(read_graph(model, example, kinds=KINDS), model, example, runtime, round_to)
 
 
 def own_runtime(model: nn.Module, example: Example) -> Runtime:
@@ -225,7 +229,7 @@ def measure_latency(
                 norms[record.name] = Grid.total([parts.widths(_Normalise, shape) for shape in calls])
             if record.selectable:
                 indices[record.name] = Grid.total([parts.widths(_select, shape) for shape in calls])
-    table = LatencyTable(runtime, _device_name(runtime), layers, norms, indices, [], [])
+    table = LatencyTable(runtime, _device_name(runtime), _shapes(call), layers, norms, indices, [], [])
     plans = {1.0: make_plan(graph, network, {})}
     for share in TRIAL_SHARES:
         counts = {site.name: -(-max(1, round(share * site.width)) // round_to) * round_to for site in graph.sites}
@@ -249,7 +253,11 @@ def measure_latency(
     )
     slope = (times[1] - times[0]) / (least[1] - least[0]) if len(least) > 1 else 1.0
     start = max(times[0] - slope * least[0], 0.0)
-    return LatencyTable(runtime, table.device, layers, norms, indices, [0.0, *least], [start, *times])
+    return replace(table, parts_ms=[0.0, *least], whole_ms=[start, *times])
+
+
+def _shapes(example: Example) -> list[list[int]]:
+    return [list(tensor.shape[1:]) for tensor in example.tensors()]
 
 
 def _device_name(runtime: Runtime) -> str:
