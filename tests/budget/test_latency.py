@@ -157,7 +157,7 @@ def test_layers_are_timed_in_the_precision_of_the_runtime(times):
 
 def test_every_call_of_a_layer_counts_at_its_size(times):
     table = latency_table(Pyramid(), EXAMPLE)  # the "time" is the outputs of one sample
-    assert table.layers["head"](8, 8) == 8 * (64 + 16 + 16)
+    assert (table.layers["head"](8, 8), table.layers["again"](8, 8)) == (8 * (64 + 16), 8 * 16)
     assert table.norms["norm"](1, 8) == table.indices["norm"](1, 8) == 8 * (64 + 16)
 
 
