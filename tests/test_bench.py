@@ -1,4 +1,4 @@
-"""Dense against compact: every runtime is measured as asked."""
+"""Dense against compact: every runtime is measured as asked, and what makes a compact network slow is named."""
 
 import copy
 import functools
@@ -6,6 +6,7 @@ import gc
 import itertools
 import json
 import weakref
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -14,8 +15,10 @@ from export_networks import Dense, compacted
 from torch import nn
 
 from softprune import bench
-from softprune.bench import Runtime, Timing, alternate, compare_latency, paired_ratio
+from softprune.bench import BenchReport, BenchRow, Runtime, Timing, advice, alternate, compare_latency, paired_ratio
+from softprune.costs import Cost
 from softprune.errors import ConfigError
+from softprune.graph.modules import Select
 
 
 def test_eager_and_onnx_runtime_rows() -> None:
@@ -137,6 +140,38 @@ def test_mistakes(options: dict[str, object], message: str) -> None:
     model = Dense().eval()
     with pytest.raises(ConfigError, match=message):
         compare_latency(model, model, torch.randn(1, 3, 8, 8), **options)  # type: ignore[arg-type]
+
+
+ROW = BenchRow(dense=Timing((8.0,)), compact=Timing((10.0,)), mac_ratio=2.0)
+FASTER = {"compact": Timing((5.0,))}
+EVEN = nn.Sequential(nn.Conv2d(3, 16, 3), nn.Conv2d(16, 8, 1), nn.Conv2d(16, 16, 3, groups=16))
+ODD, DEPTHWISE = nn.Conv2d(8, 13, 3), nn.Conv2d(9, 9, 3, groups=9)
+DENSE = Cost(macs=100, activations=100, params=1, channels=1, by_module={})
+HALF = replace(DENSE, macs=50, activations=50)
+GPU = replace(ROW, device="cuda", backend="graph")
+
+
+@pytest.mark.parametrize(
+    ("model", "rows", "compact", "causes"),
+    [
+        (EVEN, [ROW], HALF, []),
+        (ODD, [replace(GPU, **FASTER), replace(GPU, dense=None)], DENSE, []),
+        (ODD, [ROW], HALF, []),
+        (nn.Sequential(EVEN, ODD, DEPTHWISE), [GPU], HALF, ["Widths: 1 convolutions and 1 depthwise"]),
+        (nn.Sequential(EVEN, ODD), [replace(ROW, backend="onnxruntime")], HALF, ["Widths: 1 convolutions and 0"]),
+        (nn.Sequential(EVEN, DEPTHWISE), [ROW], HALF, ["Widths: 0 convolutions and 1 depthwise"]),
+        (nn.Sequential(EVEN, Select(torch.tensor([0, 2]), 4)), [ROW], HALF, ["Gathers: 1 layers"]),
+        (EVEN, [ROW], replace(HALF, activations=85), ["Memory traffic: 50% of the MACs are left, but 85%"]),
+        (EVEN, [GPU, replace(GPU, batch=64, **FASTER)], HALF, ["Batch: it is faster at 64 images"]),
+        (EVEN, [replace(GPU, backend="eager")], HALF, ["Launches"]),
+    ],
+)
+def test_each_cause_is_named(model: nn.Module, rows: list[BenchRow], compact: Cost, causes: list[str]) -> None:
+    found = advice(rows, model, (DENSE, compact))
+    assert len(found) == len(causes)
+    for sentence, cause in zip(found, causes, strict=True):
+        assert sentence.startswith(cause)
+        assert sentence in str(BenchReport((), 2, 1, found))
 
 
 def test_calls_take_turns_and_every_block_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Latency of dense and compact networks, measured in turns."""
+"""Latency of dense and compact networks, measured in turns, and why a compact network is not faster."""
 
 import statistics
 from collections.abc import Iterable, Iterator, Mapping
@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from softprune.costs import Cost, cost
 from softprune.cut.apply import duplicated
-from softprune.devices import Call, capture_graph, seconds, synchronizer
+from softprune.devices import WIDTH_MULTIPLE, Call, capture_graph, disliked_widths, seconds, synchronizer
 from softprune.errors import ConfigError, SoftpruneError, check_choice, first_line, is_integer
 from softprune.export import fold_batch_norms, onnx_content, onnx_session
 from softprune.graph import Example, ExampleLike
+from softprune.graph.modules import Select
 from softprune.masks import check_unmasked
 
 __all__ = ["BenchReport", "BenchRow", "Runtime", "Timing", "alternate", "compare_latency"]
@@ -234,6 +235,8 @@ class BenchReport:
     rows: tuple[BenchRow, ...]
     dense_macs: int
     compact_macs: int
+    advice: tuple[str, ...] = ()
+    """Likely causes, and what to try, where the compact network was not faster."""
 
     def __str__(self) -> str:
         lines = [
@@ -249,9 +252,7 @@ class BenchReport:
             low, high = row.ratio.spread
             faster = f"{row.speed_up:.2f} ({low:.2f} to {high:.2f})"
             lines.append(f"{head}{row.dense!s:<28} {row.compact!s:<28} {faster:<22} {row.realised:.2f}")
-        if any(row.speed_up is not None and row.speed_up < FASTER for row in self.rows):
-            lines.append("Not faster? docs/speed.md lists the causes, and what to try.")
-        return "\n".join(lines)
+        return "\n".join([*lines, *self.advice])
 
     __repr__ = __str__  # what a notebook shows
 
@@ -302,7 +303,7 @@ def compare_latency(
     if fold_bn:
         dense, compact = (fold_batch_norms(model, given) for model in (dense, compact))
     rows = tuple(_row(runtime, {"dense": dense, "compact": compact}, given, repeats, costs) for runtime in runtimes)
-    return BenchReport(rows, costs[0].macs, costs[1].macs)
+    return BenchReport(rows, costs[0].macs, costs[1].macs, advice(rows, compact, costs))
 
 
 def _row(
@@ -319,3 +320,49 @@ def _row(
     except Exception as error:  # of the network, the backend or the memory; the other rows are still useful
         row = replace(row, note=f"does not run: {type(error).__name__}: {first_line(error)}")
     return row
+
+
+def advice(rows: Iterable[BenchRow], compact: nn.Module, costs: tuple[Cost, Cost]) -> tuple[str, ...]:
+    """Return a sentence for each likely cause where `compact` was not faster than the dense network.
+
+    Args:
+        costs: Of the dense and the compact network.
+    """
+    rows = [row for row in rows if row.speed_up is not None]
+    slow = [row for row in rows if row.speed_up is not None and row.speed_up < FASTER]
+    plain, depthwise, _ = disliked_widths(compact)
+    odd = f"{plain} convolutions and {depthwise} depthwise ones"
+    gathers = sum(isinstance(module, Select) for module in compact.modules())
+    macs, written = (getattr(costs[1], name) / max(getattr(costs[0], name), 1) for name in ("macs", "activations"))
+    larger = {row.batch for row in rows for each in slow if row.backend == each.backend and row.batch > each.batch}
+    larger -= {row.batch for row in slow}
+    rules = (
+        (
+            (any(row.on_gpu or row.backend == "onnxruntime" for row in slow) and plain + depthwise)
+            or (slow and depthwise),
+            f"Widths: {odd} have widths that are no multiples of {WIDTH_MULTIPLE}, which have no fast kernels. "
+            f"`--round-to {WIDTH_MULTIPLE}` (or 16, 32) shows what multiples gain; then train with "
+            "`--set method.round_to=auto` or, without a target, cut with `softprune compact RUN --round-to "
+            f"{WIDTH_MULTIPLE} --out FOLDER`.",
+        ),
+        (
+            slow and gathers,
+            f"Gathers: {gathers} layers read their channels of a shared stream through an index. If the training had "
+            "no target, try compact(gathers=False) or `softprune compact RUN --no-gathers --out FOLDER`.",
+        ),
+        (
+            slow and written > 1.25 * macs,
+            f"Memory traffic: {macs:.0%} of the MACs are left, but {written:.0%} of the activations, which layers "
+            "write and read. Wide streams cause it: prune their channels, too, or whole blocks.",
+        ),
+        (
+            slow and larger,
+            f"Batch: it is faster at {', '.join(map(str, sorted(larger)))} images; fewer do not fill the device.",
+        ),
+        (
+            any(row.on_gpu and row.backend == "eager" for row in slow),
+            "Launches: on a GPU the host's launches limit small networks and batches: try `--backend compile`, which "
+            "uses CUDA graphs.",
+        ),
+    )
+    return tuple(sentence for applies, sentence in rules if applies)

@@ -188,6 +188,7 @@ def bench(
                 "dense_macs": report.dense_macs,
                 "compact_macs": report.compact_macs,
                 "rows": [row.to_dict() for row in report.rows],
+                "advice": report.advice,
             }
         )
         return
