@@ -129,11 +129,7 @@ def test_what_a_backend_cannot_do_is_a_note() -> None:
     [
         ({"backends": ("tensorrt",)}, "A backend must be one of"),
         ({"dtype": "int8"}, "`dtype` must be one of"),
-        ({"repeats": 0}, "an integer of at least 1. Got 0"),
-        ({"repeats": 1.5}, "an integer of at least 1. Got 1.5"),
-        ({"threads": -1}, "`threads`"),
-        ({"batches": [1.5]}, "A batch must be"),
-        ({"batches": [0]}, "A batch must be"),
+        ({"batches": [0]}, "A batch must have"),
     ],
 )
 def test_mistakes(options: dict[str, object], message: str) -> None:

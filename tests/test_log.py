@@ -1,15 +1,12 @@
 """In distributed training only rank 0 gives warnings."""
 
-import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 from method_networks import Chain, batch
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-import softprune
 from softprune.log import get_logger
 from softprune.methods import SoftPruner
 
@@ -50,8 +47,3 @@ def test_rank_0_of_a_group_warns_whatever_its_environment(
     finally:
         dist.destroy_process_group()
     assert caplog.messages == ["look"]
-
-
-def test_every_logger_of_the_package_is_one_of_these() -> None:
-    for file in Path(softprune.__file__).parent.rglob("*.py"):
-        assert not re.search(r"getLogger\(__name__\)", file.read_text()), file

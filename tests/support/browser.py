@@ -36,12 +36,11 @@ class Browser:
         # An explicit service, so that Selenium downloads nothing.
         self.driver = webdriver.Chrome(options, Service(driver))
 
-    def open(self, page: Path, *, width: int = 1280, dark: bool = False, scripts: bool = True) -> None:
+    def open(self, page: Path, *, width: int = 1280, dark: bool = False) -> None:
         self.driver.get("about:blank")
         self._cdp("Emulation.setDeviceMetricsOverride", width=width, height=HEIGHT, deviceScaleFactor=1, mobile=False)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self._cdp("Emulation.setEmulatedMedia", features=[scheme])
-        self._cdp("Emulation.setScriptExecutionDisabled", value=not scripts)
         for kind in ("browser", "performance"):
             self.driver.get_log(kind)  # forget what earlier pages logged
         address = page.resolve().as_uri()
@@ -61,14 +60,11 @@ class Browser:
         return [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
 
     def evaluate(self, expression: str) -> Any:
-        """The value of a JavaScript expression, also on a page whose own scripts are disabled."""
+        """The value of a JavaScript expression."""
         result = self._cdp("Runtime.evaluate", expression=expression, returnByValue=True)
         if "exceptionDetails" in result:
             raise AssertionError(result["exceptionDetails"])
         return result["result"].get("value")
-
-    def point_at(self, x: float, y: float) -> None:
-        self._cdp("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
 
     def screenshot(self, path: Path) -> Path:
         """The whole page as a PNG file."""

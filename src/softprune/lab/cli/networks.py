@@ -142,12 +142,12 @@ def bench(
         str, typer.Option("--backend", "-b", help="eager, graph, compile, onnxruntime, or a list of them.")
     ] = "eager",
     batch: Annotated[str, typer.Option(help="Batch sizes, separated by commas.")] = "1,64",
-    threads: Annotated[int, typer.Option(help="CPU threads; 0: PyTorch's default.")] = 0,
+    threads: Annotated[int, typer.Option(min=0, help="CPU threads; 0: PyTorch's default.")] = 0,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
     fold_bn: Annotated[
         bool, typer.Option("--fold-bn", help="Fold BatchNorms into the layers before them, in both networks.")
     ] = False,
-    repeats: Annotated[int, typer.Option(help="Timed blocks per network.")] = 15,
+    repeats: Annotated[int, typer.Option(min=1, help="Timed blocks per network.")] = 15,
     device: Device = "auto",
     model: Model = "",
     input_shape: Input = "",
