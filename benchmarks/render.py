@@ -150,7 +150,8 @@ LONG = 20
 
 def comparison(name: str, columns: dict[str, str]) -> str:
     """Return a table with a line for each network: accuracies from the largest share of the MACs to the smallest."""
-    networks, rows = by_cell(name), []
+    first = next(iter(columns.values()))
+    networks, rows = {network: cells for network, cells in by_cell(name).items() if first in cells}, []
     for network, methods in networks.items():
         shares = sorted({keep for cells in methods.values() for keep in cells} - {1.0}, reverse=True)
         shown = [methods.get(method, {}) for method in columns.values()]
@@ -165,7 +166,7 @@ def comparison(name: str, columns: dict[str, str]) -> str:
     whole = [
         [methods[method][keep] for method in columns.values()]
         for methods in networks.values()
-        for keep in methods[next(iter(columns.values()))]
+        for keep in methods[first]
         if all(keep in methods.get(method, {}) for method in columns.values())
     ]
     means = [f"{mean(column):.1f}" for column in zip(*whole, strict=True)]
@@ -214,6 +215,28 @@ def speed(device: str) -> str:
         "speed-up",
     ]
     return markdown([*head, "realised"], sorted(rows, key=lambda row: (row[2], row[0], row[1])), left=3)
+
+
+def latency_targets() -> str:
+    """Return cuts to a share of the time beside cuts to half of the MACs, from the same dense weights."""
+    times = {(row["network"], row["cut"], row["batch"]): row for row in record("speed")["rows"]}
+    found: dict[tuple[str, str, float], list[float]] = {}
+    for row in record("from_trained_latency")["rows"]:
+        if row["method"].startswith("scp"):
+            key = row["network"], "latency" if "latency" in row["method"] else "MACs", row["keep"]
+            found.setdefault(key, []).append(row["top1"])
+            found.setdefault((row["network"], "dense", 1.0), [row["dense_top1"]])
+    rows = []
+    for (network, target, keep), top1 in sorted(found.items()):
+        cut = f"latency {keep}" if target == "latency" else "chosen"
+        measured = [times.get((network, cut, batch)) for batch in (256, 64)]
+        shares = [f"{each['compact_ms'] / each['dense_ms']:.2f}" if each else "-" for each in measured]
+        if target != "dense":
+            dense = found[network, "dense", 1.0][0]
+            rows.append(
+                [network, f"{target} {keep:g}", f"{dense:.1f}", " / ".join(f"{each:.1f}" for each in top1), *shares]
+            )
+    return markdown(["network", "target", "dense", "top-1", "time, batch 256", "time, batch 64"], rows, left=2)
 
 
 def yolo() -> str:
@@ -451,6 +474,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "from_trained": from_trained,
     "choices": choices,
     "speed": speed,
+    "latency_targets": latency_targets,
     "yolo": yolo,
     "results": scp_table,
     "training": training,
