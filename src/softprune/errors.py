@@ -55,14 +55,6 @@ class CheckpointError(SoftpruneError):
 class NonFiniteLoss(SoftpruneError):
     """The loss became infinite or not a number."""
 
-    def __init__(self, step: int, epoch: int, position: int, indices: list[int]) -> None:
-        self.step, self.epoch, self.position, self.indices = step, epoch, position, indices
-        super().__init__(
-            f"The loss must be finite. Got infinity or NaN in step {step} (epoch {epoch}, batch {position}), "
-            f"whose images have the indices {indices}. Lower the learning rate or the strength, or look at "
-            "these images."
-        )
-
 
 def is_integer(value: object) -> TypeGuard[int]:
     """Whether it is an integer of Python or NumPy; a boolean is none."""

@@ -74,7 +74,10 @@ def save_pretrained(
         name=repo.rpartition("/")[2],
         network=history[0].model.rpartition(".")[2],
         version=__version__,
-        rows="\n".join(_row(name, *pair) for name, pair in (figures | (results or {})).items()),
+        rows="\n".join(
+            f"| {key} | {dense:,} | {left:,} | {left / dense:.1%} |"
+            for key, (dense, left) in (figures | (results or {})).items()
+        ),
         origin=where,
         repo=repo,
     )
@@ -110,7 +113,3 @@ def from_pretrained(
     if local.is_file():
         return load(local, model)
     return load(hf_hub_download(str(source), WEIGHTS, revision=revision, token=token), model)
-
-
-def _row(name: str, dense: float, compact: float) -> str:
-    return f"| {name} | {dense:,} | {compact:,} | {compact / dense:.1%} |"

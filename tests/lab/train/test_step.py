@@ -2,6 +2,7 @@
 
 import copy
 import logging
+import re
 
 import pytest
 import torch
@@ -191,9 +192,9 @@ def test_a_loss_that_is_not_finite_names_its_step_and_images(check_every, monkey
     order = run.step.batches.sampler.indices(0)
     position = int((order == 7).any(1).nonzero()[0])
     done = []
-    with pytest.raises(NonFiniteLoss, match=rf"step {position} \(epoch 0, batch {position}\)") as caught:
+    place = f"step {position} (epoch 0, batch {position}), whose images have the indices {order[position].tolist()}."
+    with pytest.raises(NonFiniteLoss, match=re.escape(place)):
         done.extend(run.step.epoch(0))
-    assert caught.value.indices == order[position].tolist()
     assert len(done) == (position if check_every == 1 else 3)
     with pytest.raises(NonFiniteLoss):
         run.step.check()

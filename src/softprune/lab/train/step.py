@@ -296,8 +296,11 @@ class TrainStep:
         step = self.world.max(int(self._first_bad))
         if step >= 0:
             epoch, position = divmod(step, self.steps)
-            images = self.batches.sampler.indices(epoch)[position]
-            raise NonFiniteLoss(step, epoch, position, images.tolist())
+            raise NonFiniteLoss(
+                f"The loss must be finite. Got infinity or NaN in step {step} (epoch {epoch}, batch {position}), whose "
+                f"images have the indices {self.batches.sampler.indices(epoch)[position].tolist()}. Lower the learning "
+                "rate or the strength, or look at these images."
+            )
 
     def totals(self) -> tuple[int, float, float, float]:
         """Return the epoch's images so far, in all processes, and their means. Waits for the device.
