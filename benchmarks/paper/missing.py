@@ -19,7 +19,6 @@ PRICES = {
     "cifar100-densenet40-slimming-ft": (12.1, "not trained: GPU time"),
     "cifar100-densenet40-slimming-high-ft": (11.7, "not trained: GPU time"),
     "cifar100-densenet40-variational": (6.6, "waits until Variational Pruning removes channels of VGG-16"),
-    "cifar100-densenet40-scp-relu": (6.6, "not trained: GPU time"),
     "cifar100-densenet40-scp-norelu": (6.6, "not trained: GPU time"),
     "cifar100-densenet40-scp-s2": (6.6, "stopped after 107 of 160 epochs; its checkpoint is lost"),
     "cifar100-resnet164-slimming-ft": (30.4, "not trained: dearest network, last in the queue"),
