@@ -3,12 +3,11 @@
 from types import SimpleNamespace
 
 import hypothesis.strategies as st
-import numpy as np
 import pytest
 import torch
 from hypothesis import example, given, settings
 
-from softprune.budget.limit import CutSearch, PrunableNetwork, by_block
+from softprune.budget.limit import CutSearch, PrunableNetwork
 
 
 def search(scores, cost, limit, *, floors=0, round_to=1, coupled=None):
@@ -149,20 +148,6 @@ def test_blocks_are_kept_whole(scores, kept):
     masks = fit.masks((2, 0))
     assert torch.nonzero(masks["a"]).flatten().tolist() == kept
     assert not masks["b"].any()
-
-
-@pytest.mark.parametrize(
-    ("values", "block", "means"),
-    [
-        ([1.0, 3.0, 5.0, 9.0], 2, [2.0, 2.0, 7.0, 7.0]),
-        ([1.0, 3.0, 5.0, 9.0], 1, [1.0, 3.0, 5.0, 9.0]),
-        ([1.0, 3.0, 5.0, 9.0], 4, [4.5] * 4),
-        ([-np.inf, 3.0, -np.inf, -np.inf], 2, [-np.inf, 3.0, -np.inf, -np.inf]),
-        ([np.inf, 3.0, 1.0, 1.0], 2, [np.inf, np.inf, 1.0, 1.0]),
-    ],
-)
-def test_channels_of_a_block_have_its_mean(values, block, means):
-    assert by_block(np.array(values), block).tolist() == means
 
 
 def test_equal_scores_are_cut_in_the_order_of_the_channels():

@@ -8,8 +8,8 @@ from torch import nn
 import softprune as sp
 from softprune.errors import ConfigError
 from softprune.graph.operators import activations
-from softprune.masks import MaskConfig, dead_edges
-from softprune.masks.functional import left_tail_dies
+from softprune.masks import MaskConfig
+from softprune.masks.functional import dead_edges, left_tail_dies
 
 TORCH = {
     "relu": F.relu,

@@ -5,16 +5,16 @@ import math
 import pytest
 import torch
 
-from softprune.masks import (
-    MaskConfig,
+from softprune.masks import MaskConfig
+from softprune.masks.functional import (
     alive_probability,
     dead_probability,
     drop_probability,
     hard_mask,
+    raised,
     relaxed_sample,
     sparsity_terms,
 )
-from softprune.masks.functional import raised
 
 CONFIG = MaskConfig()
 EXTREMES = [0.0, -0.0, 1e-45, -1e-45, 1e-38, 1e-8, 0.05, -0.05, 1.0, -1.0, 1e4, 1e20, -1e20, 1e38, -1e38]

@@ -10,16 +10,8 @@ from torch.utils.checkpoint import checkpoint
 
 from softprune import SoftPruner
 from softprune.graph import Site
-from softprune.masks import (
-    MaskConfig,
-    SoftMasks,
-    dead_probability,
-    draw_chain,
-    hook_root_,
-    keep_common,
-    relaxed_sample,
-    sparsity_terms,
-)
+from softprune.masks import MaskConfig, SoftMasks, draw_chain, hook_root_, keep_common
+from softprune.masks.functional import dead_probability, relaxed_sample, sparsity_terms
 from softprune.rng import Clock, channel_words, logistic_noise
 
 CONFIG = MaskConfig()

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import softprune as sp
 from softprune import models
 from softprune.methods import REGISTRY, FpgmPruner, L1Pruner, Pruner, RandomPruner, TaylorPruner
-from softprune.methods.ranking import filled, lowest, summed_distances
+from softprune.methods.ranking import summed_distances
 
 # --- L1 ---------------------------------------------------------------------------------------------------------------
 
@@ -187,18 +187,14 @@ class Net(nn.Sequential):
         super().__init__(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(50, 5))
 
 
-def test_the_lowest_scores_are_dropped_and_of_equal_ones_the_last() -> None:
-    assert sorted(lowest(torch.tensor([1.0, 0.0, 1.0, 1.0]), 2).tolist()) == [1, 3]
-    assert len(lowest(torch.ones(3), 0)) == 0
-
-
 def test_coupled_sites_that_chose_other_channels_keep_some_in_common() -> None:
     topology = TOPOLOGIES["depthwise"]
     pruner = REGISTRY["sfp"](topology.build(), topology.example(), min_channels=2)
     masks = pruner.masks()
     for group in pruner.coupled:
         masks |= {name: torch.arange(len(masks[name])) % len(group) == turn for turn, name in enumerate(group)}
-    made = pruner.site_masks.by_site(filled(pruner, masks, {name: mask.float() for name, mask in masks.items()}))
+    row = pruner.site_masks.row(masks)
+    made = pruner.site_masks.by_site(pruner.site_masks.filled(row.clone(), row.float()))
     for group in pruner.coupled:
         assert int(torch.stack([made[name] for name in group]).all(0).sum()) == 2
         assert all(bool((made[name] | ~masks[name]).all()) for name in group)

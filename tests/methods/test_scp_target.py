@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from softprune import MaskConfig, models
 from softprune.lab.data import load_data
-from softprune.masks import dead_probability, sparsity_terms
+from softprune.masks.functional import dead_probability, sparsity_terms
 from softprune.methods import TargetSoftPruner
 
 

@@ -30,9 +30,9 @@ def test_the_proximal_step_against_a_sequence_by_hand() -> None:
 
 def test_blocks_where_there_are_residual_branches_and_channels_elsewhere() -> None:
     images, _ = batch()
-    blocks, channels = (SssPruner(network(), images).factors() for network in (Residual, Chain))
-    assert {name: len(f) for name, f in blocks.items()} == {f"blocks.{i}.bn2": 1 for i in range(3)}
-    assert {name: len(f) for name, f in channels.items()} == {"1": 8, "4": 12}
+    blocks, channels = (SssPruner(network(), images).site_masks for network in (Residual, Chain))
+    assert (len(blocks.value), blocks.scaled) == (3, {f"blocks.{i}.bn2" for i in range(3)})
+    assert (len(channels.value), channels.scaled) == (20, {"1", "4"})
 
 
 def test_the_papers_preactivation_network() -> None:
@@ -72,7 +72,7 @@ def test_a_step_descends_on_the_factors_gradient() -> None:
     loss.backward()
     optimizer.step()
     shrunk = (1 - 0.1 * gradient - 0.05).clamp(min=0)
-    torch.testing.assert_close(pruner.factors()["1"], shrunk + 0.9 * (shrunk - 1))
+    torch.testing.assert_close(factor[pruner.site_masks.slices["1"]], shrunk + 0.9 * (shrunk - 1))
     assert factor.grad is None
 
 

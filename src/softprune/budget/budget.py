@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import pairwise
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from softprune.budget.latency import TableLike
+from softprune.budget.latency import LatencyTable, TableLike
 from softprune.budget.limit import CLOSE, BudgetStatus, BySite, Limit, PrunableNetwork
 from softprune.budget.split import LEVELS, FirstOrder, split_scores
 from softprune.devices import broadcast_from_rank0_
@@ -252,12 +252,15 @@ class Budget(Limit):
             "importance": self.importance.row.to("cpu", copy=True),
             "inputs": self.site_masks.inputs_to_save(),
             "scores": self.scores,
-            "table": self.table_state(),
+            # As plain values: another measurement would differ a little, and with it the limit.
+            "table": None if self.table is None else asdict(self.table),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from :meth:`state_dict`, in place."""
-        self.load_table(state["table"])
+        if state["table"] is not None:
+            self.table = LatencyTable.read(state["table"])
+            self._set_limit()
         self.final_at, self.done, self.scores = state["final_at"], state["done"], state["scores"]
         self._schedule()
         assert self.site_masks.drop is not None

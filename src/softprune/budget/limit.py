@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -165,16 +165,6 @@ class Limit:
     def status(self, masks: BySite) -> BudgetStatus:
         """Return where the budget is, given the masks in force."""
         return BudgetStatus(self.target.key, self.limit, self.dense, self.cost(masks))
-
-    def table_state(self) -> dict[str, Any] | None:
-        """Return the latency table as plain values: another measurement would differ a little."""
-        return None if self.table is None else asdict(self.table)
-
-    def load_table(self, state: dict[str, Any] | None) -> None:
-        """Restore :meth:`table_state`, and the limit that it gives."""
-        if state is not None:
-            self.table = LatencyTable.read(state)
-            self._set_limit()
 
 
 def trained_like(network: nn.Module) -> nn.Module:

@@ -8,13 +8,6 @@ from softprune.mask_config import MaskConfig as MaskConfig
 from softprune.masks.batchnorm import Folded as Folded
 from softprune.masks.batchnorm import MaskedBatchNorm as MaskedBatchNorm
 from softprune.masks.batchnorm import is_masked as is_masked
-from softprune.masks.functional import alive_probability as alive_probability
-from softprune.masks.functional import dead_edges as dead_edges
-from softprune.masks.functional import dead_probability as dead_probability
-from softprune.masks.functional import drop_probability as drop_probability
-from softprune.masks.functional import hard_mask as hard_mask
-from softprune.masks.functional import relaxed_sample as relaxed_sample
-from softprune.masks.functional import sparsity_terms as sparsity_terms
 from softprune.masks.layout import keep_common as keep_common
 from softprune.masks.masks import Chain as Chain
 from softprune.masks.masks import HookOwner as HookOwner

@@ -122,7 +122,6 @@ class Layout:
         """
         counts = torch.zeros_like(floors).index_add(0, self.site_of, keep.to(floors.dtype)).maximum(floors)
         wanted = (counts + (round_to - 1)) // round_to * round_to
-        scores = scores.double() if not scores.is_floating_point() else scores
         return self.rank(torch.where(keep, torch.inf, scores)) < wanted[self.site_of]
 
 

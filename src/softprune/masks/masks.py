@@ -44,6 +44,14 @@ class Masks(HookOwner):
 
     The channels of all sites stand in one row; `slices` says where. Tensors change in place only, so that compiled
     steps and captured CUDA graphs see it.
+
+    Args:
+        network: The network; masked in place.
+        sites: Its sites.
+        clock: Counts the forward passes, and drives the noise.
+        floors: The fewest channels that a site keeps, by name.
+        round_to: The multiple of channels that a site keeps.
+        coupled: Groups of sites, with the same floor, of which only channels that all of them keep are left.
     """
 
     shared: ClassVar[tuple[str, ...]] = ()
@@ -54,7 +62,16 @@ class Masks(HookOwner):
     gate_statistics: GateStatistics = "none"
     """Which running statistics are not updated in channels whose sample is at most 1/2."""
 
-    def __init__(self, network: nn.Module, sites: Iterable[Site], clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        network: nn.Module,
+        sites: Iterable[Site],
+        clock: Clock | None = None,
+        *,
+        floors: Mapping[str, int] | None = None,
+        round_to: int = 1,
+        coupled: Iterable[Sequence[str]] = (),
+    ) -> None:
         self.sites = tuple(sites)
         self.layout = Layout(self.sites, network)
         self.slices = self.layout.slices
@@ -65,6 +82,10 @@ class Masks(HookOwner):
         self.clock = Clock(device=self.device) if clock is None else clock
         self._is_copy = False
         self._words: tuple[int, Tensor] | None = None
+        floors = floors or {}
+        self.floors = torch.tensor([floors.get(site.name, 0) for site in self.layout.sites], device=self.device)
+        self.round_to, self._fills = round_to, round_to > 1 or any(floors.values())
+        self._common = [(tuple(group), floors.get(group[0], 0)) for group in coupled if floors.get(group[0], 0)]
         for number in range(len(self.columns)):
             mask_(self.modules[number], self, number)
         self.layout.to(self.device)
@@ -93,6 +114,16 @@ class Masks(HookOwner):
     def row(self, by_site: Mapping[str, Tensor]) -> Tensor:
         """Return the row of channels from its parts."""
         return torch.cat([by_site[site.name].to(self.device) for site in self.layout.sites])
+
+    def filled(self, keep: Tensor, scores: Tensor) -> Tensor:
+        """Return a row `keep`, filled up to floors and multiples with the channels of the highest scores."""
+        scores = scores if scores.is_floating_point() else scores.double()
+        kept_first = torch.where(keep, torch.inf, scores)
+        for group, floor in self._common:
+            common = keep_common([kept_first[self.slices[name]] for name in group], floor)
+            for name in group:
+                keep[self.slices[name]] |= common
+        return self.layout.fill_up(keep, scores, self.round_to, self.floors)
 
     @property
     def words(self) -> Tensor:
@@ -136,6 +167,7 @@ class Masks(HookOwner):
             return
         self.device = device
         self.layout.to(device)
+        self.floors = self.floors.to(device)
         self.clock.to(device)
         self._words = None
         for name in () if self._is_copy else self.shared:
@@ -174,8 +206,8 @@ class StoredMasks(Masks):
     masked_evaluation = True
     """Whether they act in evaluation."""
 
-    def __init__(self, network: nn.Module, sites: Iterable[Site], clock: Clock | None = None) -> None:
-        super().__init__(network, sites, clock)
+    def __init__(self, network: nn.Module, sites: Iterable[Site], clock: Clock | None = None, **rules: Any) -> None:
+        super().__init__(network, sites, clock, **rules)
         self.keep = torch.ones(self.layout.channels, dtype=torch.bool, device=self.device)
 
     def kept(self, bn: MaskedBatchNorm) -> Tensor:
@@ -197,9 +229,7 @@ class StoredMasks(Masks):
 class SoftMasks(Masks):
     """SCP's masks: each BatchNorm's own shift and scale say how likely a channel is dead.
 
-    The clock drives the noise. A mask is drawn for every channel and training forward; in evaluation the hard mask is
-    in force, filled up to the floor of each site and to a multiple of `round_to`. Of the sites in a group of
-    `coupled`, which have the same floor, only channels that all of them keep are left.
+    A mask is drawn for every channel and training forward; in evaluation the hard mask is in force.
     """
 
     shared = ("drop",)
@@ -214,26 +244,13 @@ class SoftMasks(Masks):
     a budget, when each channel's own shift and scale decide."""
 
     def __init__(
-        self,
-        network: nn.Module,
-        sites: Iterable[Site],
-        clock: Clock,
-        config: MaskConfig | None = None,
-        *,
-        floors: Mapping[str, int] | None = None,
-        round_to: int = 1,
-        coupled: Iterable[Sequence[str]] = (),
+        self, network: nn.Module, sites: Iterable[Site], clock: Clock, config: MaskConfig | None = None, **rules: Any
     ) -> None:
         sites, config = tuple(sites), config or MaskConfig()
         for site in sites:
             dead_edges(site.activation, config)  # refuses an unknown name now, and solves before anything is compiled
-        super().__init__(network, sites, clock)
-        self.config, self.round_to = config, round_to
-        self.gate_statistics = config.gate_statistics
-        floors = floors or {}
-        self.floors = torch.tensor([floors.get(site.name, 0) for site in self.layout.sites], device=self.device)
-        self._fills = round_to > 1 or any(floors.values())
-        self._common = [(tuple(group), floors.get(group[0], 0)) for group in coupled if floors.get(group[0], 0)]
+        super().__init__(network, sites, clock, **rules)
+        self.config, self.gate_statistics = config, config.gate_statistics
         self.drop = None
         self._samples = 0
         self._trial: Tensor | None = None
@@ -276,10 +293,6 @@ class SoftMasks(Masks):
         finally:
             self._trial = None
 
-    def to(self, device: torch.device) -> None:
-        super().to(device)
-        self.floors = self.floors.to(device)
-
     # --- what is known of the channels -------------------------------------------------------------------------
 
     def parameters(self, network: nn.Module | None = None) -> tuple[Tensor, Tensor]:
@@ -320,14 +333,7 @@ class SoftMasks(Masks):
         if self.drop is not None:
             return self.drop.to(self.device) < 0
         keep = ~self.dead(network)
-        if not self._fills:
-            return keep
-        chances = self.alive(network)
-        for group, floor in self._common:
-            common = keep_common([chances[self.slices[name]] for name in group], floor)
-            for name in group:
-                keep[self.slices[name]] |= common
-        return self.layout.fill_up(keep, chances, self.round_to, self.floors)
+        return self.filled(keep, self.alive(network)) if self._fills else keep
 
     # --- training ----------------------------------------------------------------------------------------------
 

@@ -161,7 +161,7 @@ class Pruner(HookOwner):
 
     def _make_masks(self) -> Masks:
         """Mask the sites of `self.model` in place, and return who decides about their channels."""
-        masks = StoredMasks(self.model, self.sites, self.clock)
+        masks = StoredMasks(self.model, self.sites, self.clock, **self._rules())
         masks.masked_training, masks.masked_evaluation = self.masked_training, self.masked_evaluation
         return masks
 
@@ -229,6 +229,10 @@ class Pruner(HookOwner):
         for group in self.coupled:
             floors |= dict.fromkeys(group, max(floors[name] for name in group))
         return floors
+
+    def _rules(self) -> dict[str, Any]:
+        """Return what all masks keep to."""
+        return {"floors": self.floors, "round_to": self.round_to, "coupled": self.coupled}
 
     def _prunable(self) -> PrunableNetwork:
         """Return the network with the rules of its cuts, for a budget."""

@@ -14,7 +14,7 @@ from softprune.budget.limit import by_block
 from softprune.errors import CheckpointError, check_choice
 from softprune.graph import ChannelGraph, ExampleLike
 from softprune.graph.modules import by_filter
-from softprune.masks import StoredMasks, keep_common
+from softprune.masks import StoredMasks
 from softprune.methods.options import (
     PrunerOptions,
     Shares,
@@ -33,32 +33,6 @@ Evaluation = Literal["strict", "authors"]
 """What evaluation computes where a filter is zero: "strict" zero, "authors" the constant that its BatchNorm emits."""
 
 
-def lowest(scores: Tensor, count: int) -> Tensor:
-    """Return the positions of the `count` lowest scores; among equals the later ones come first."""
-    return torch.argsort(scores, descending=True, stable=True)[len(scores) - count :]
-
-
-def filled(pruner: Pruner, keep: Mapping[str, Tensor], scores: Mapping[str, Tensor]) -> Tensor:
-    """Return `keep`, filled up to floors and multiples by `scores`; coupled sites keep enough in common.
-
-    Of coupled sites, channels that most of them keep come first, then those with the largest scale.
-    """
-    masks, layout = pruner.site_masks, pruner.site_masks.layout
-    floors = torch.tensor([pruner.floors[site.name] for site in layout.sites], device=masks.device)
-    row = layout.fill_up(masks.row(keep), masks.row(scores), pruner.round_to, floors)
-    if not pruner.coupled:
-        return row
-    scale = masks.row({name: bn.weight.detach().abs() for name, bn in pruner.norms.items()})
-    for group in pruner.coupled:
-        parts = [masks.slices[name] for name in group]
-        votes = torch.stack([row[part] for part in parts]).sum(0)
-        chances = [votes + scale[part] / (1 + scale[part].max()) for part in parts]
-        common = keep_common(chances, pruner.floors[group[0]])
-        for part in parts:
-            row[part] |= common
-    return layout.fill_up(row, scale, pruner.round_to, floors)
-
-
 class RankingPruner(Pruner):
     """A method that removes the channels of lowest score, a share `ratio` of every site or what a target asks for.
 
@@ -73,6 +47,9 @@ class RankingPruner(Pruner):
 
     once: ClassVar[bool] = True
     """Whether the decision is taken once, in :meth:`decide`. Other methods take it themselves, by :meth:`store`."""
+    scope: Scope = "layer"
+    """What a target compares: the ranks of channels within their sites, so that each site loses the same share, or
+    with "global" the scores of all channels."""
     default_ratio: ClassVar[float] = 0.5
     first_strength: float = 0.0
     """The weight of what the method adds to the loss, where it adds something."""
@@ -107,10 +84,9 @@ class RankingPruner(Pruner):
         raise NotImplementedError
 
     def comparable(self, scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return scores that a target compares over all sites.
-
-        By default the rank within the site, from 1 down: a target then removes the same share of every site.
-        """
+        """Return scores that a target compares over all sites; the ranks within a site are from 1 down."""
+        if self.scope == "global":
+            return dict(scores)
         assert self._limit is not None
         masks, blocks = self.site_masks, self._limit.prunable.coupled
         ranks = masks.layout.rank(masks.row(scores))
@@ -127,20 +103,20 @@ class RankingPruner(Pruner):
         """Return how many channels a ratio removes from a site."""
         return int(width * self.ratios[name])
 
-    def choose(self, scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the masks for a ratio; floors and multiples are added to them."""
-        keep = {name: torch.ones_like(score, dtype=torch.bool) for name, score in scores.items()}
-        for name, score in scores.items():
-            keep[name][lowest(score, self.drop_count(name, len(score)))] = False
-        return keep
+    def choose(self, row: Tensor) -> Tensor:
+        """Return a row of masks for a ratio from a row of scores; floors and multiples are added to it."""
+        layout = self.site_masks.layout
+        kept = [site.width - self.drop_count(site.name, site.width) for site in layout.sites]
+        return layout.rank(row) < torch.tensor(kept, device=row.device)[layout.site_of]
 
     @torch.no_grad()
     def decision(self, network: nn.Module) -> Tensor:
         """Return the decision that the weights of `network` lead to, a row of all channels."""
-        scores = self.scores(network)
+        masks, scores = self.site_masks, self.scores(network)
         if self._limit is not None:
-            return self.site_masks.row(self._limit.masks(self._fold_gates(network), self.comparable(scores)))
-        return filled(self, self.choose(scores), scores)
+            return masks.row(self._limit.masks(self._fold_gates(network), self.comparable(scores)))
+        row = masks.row(scores)
+        return masks.filled(self.choose(row), row)
 
     @property
     def decided(self) -> bool:
@@ -365,9 +341,6 @@ class TaylorPruner(RankingPruner):
     def scores(self, network: nn.Module) -> dict[str, Tensor]:
         return self.importance.scores()
 
-    def comparable(self, scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return dict(scores) if self.scope == "global" else super().comparable(scores)
-
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "importance": self.importance.row.to("cpu", copy=True)}
 
@@ -414,6 +387,7 @@ class SlimmingPruner(RankingPruner):
     description = "L1 penalty on BatchNorm scales, then one threshold over all of them; to be fine-tuned"
     settings = ("ratio",)
     penalised = True
+    scope = "global"
     default_ratio = 0.7
 
     def __init__(
@@ -448,13 +422,7 @@ class SlimmingPruner(RankingPruner):
     def scores(self, network: nn.Module) -> dict[str, Tensor]:
         return {site.name: network.get_parameter(f"{site.name}.weight").detach().abs() for site in self.sites}
 
-    def comparable(self, scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return dict(scores)
-
-    def choose(self, scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        row = torch.cat([scores[site.name] for site in self.sites])
-        keep = torch.ones_like(row, dtype=torch.bool)
+    def choose(self, row: Tensor) -> Tensor:
         # All but int((1 - ratio) total), as in the SCP authors' port, whose numbers are in the paper's tables.
-        keep[lowest(row, len(row) - int((1 - self.ratio) * len(row)))] = False
-        parts = keep.split([site.width for site in self.sites])
-        return {site.name: part for site, part in zip(self.sites, parts, strict=True)}
+        best = torch.argsort(row, descending=True, stable=True)[: int((1 - self.ratio) * len(row))]
+        return torch.zeros_like(row, dtype=torch.bool).index_fill_(0, best, True)

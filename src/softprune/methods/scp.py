@@ -90,15 +90,7 @@ class SoftPruner(Pruner):
         return super()._read(example, kinds=self.site_kinds, **options)
 
     def _make_masks(self) -> SoftMasks:
-        return SoftMasks(
-            self.model,
-            self.sites,
-            self.clock,
-            self.mask_config,
-            floors=self.floors,
-            round_to=self.round_to,
-            coupled=self.coupled,
-        )
+        return SoftMasks(self.model, self.sites, self.clock, self.mask_config, **self._rules())
 
     def _extra_loss(self) -> Tensor | None:
         """Return lambda L_sparse, equation 16 of the paper; `masks.functional.sparsity_terms` has the formula."""

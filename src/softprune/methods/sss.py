@@ -103,10 +103,9 @@ class FactorMasks(LearnedMasks):
     """
 
     def __init__(self, pruner: "SssPruner") -> None:
-        super().__init__(pruner.model, pruner.sites, pruner.clock)
+        rules = {} if pruner.branches else pruner._rules()
+        super().__init__(pruner.model, pruner.sites, pruner.clock, **rules)
         branches, names = pruner.branches, self.layout.members
-        self.round_to = 1 if branches else pruner.round_to
-        self.floors = torch.tensor([0 if branches else pruner.floors[site.name] for site in self.layout.sites])
         number = {name: i for i, norms in enumerate(branches) for name in norms}
         self.places = [slice(number[n], number[n] + 1) for n in names] if branches else self.columns
         """The factors of each BatchNorm."""
@@ -125,7 +124,7 @@ class FactorMasks(LearnedMasks):
         value = self.value.to(self.device)
         factors = [value[place].expand(width) for place, width in zip(self.places, self.layout.widths, strict=True)]
         row = torch.cat(factors)
-        return self.layout.fill_up(row > 0, row, self.round_to, self.floors.to(self.device))
+        return self.filled(row > 0, row)
 
 
 class SssPruner(LearnedPruner):
@@ -163,12 +162,6 @@ class SssPruner(LearnedPruner):
 
     def _make_masks(self) -> FactorMasks:
         return FactorMasks(self)
-
-    def factors(self) -> dict[str, Tensor]:
-        """Return the factor of every structure: by the block's last BatchNorm, or per channel by site."""
-        masks = self.site_masks
-        places = zip(masks.layout.members, masks.places, strict=True)
-        return {name: masks.value[place].detach().clone() for name, place in places if name in masks.scaled}
 
     def _step_vector(self, gradient: Tensor, rate: float | Tensor, momentum: float) -> None:
         masks = self.site_masks

@@ -13,7 +13,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from softprune.graph import ExampleLike
 from softprune.methods.learned import LearnedMasks, LearnedPruner
 from softprune.methods.options import PrunerOptions, check_positive
-from softprune.methods.ranking import filled
 from softprune.rng import Clock, uniform_noise
 
 
@@ -75,7 +74,7 @@ class VariationalPruner(LearnedPruner):
         super().__init__(model, example, strength=strength, **options)
 
     def _make_masks(self) -> PosteriorMasks:
-        masks = PosteriorMasks(self.model, self.sites, self.clock)
+        masks = PosteriorMasks(self.model, self.sites, self.clock, **self._rules())
         masks.learn(torch.full((masks.layout.channels,), math.log(self._sigma)))
         return masks
 
@@ -96,5 +95,4 @@ class VariationalPruner(LearnedPruner):
         mu = masks.row({name: bn.weight.abs() for name, bn in self.norms.items()})
         keep = masks.keep & ~((mu < self.mu_below) & (masks.value.exp() < self.sigma_below))
         # What was dropped before does not come back to fill a floor.
-        scores = torch.where(masks.keep, mu, -1.0)
-        masks.keep.copy_(filled(self, masks.by_site(keep), masks.by_site(scores)))
+        masks.keep.copy_(masks.filled(keep, torch.where(masks.keep, mu, -1.0)))
