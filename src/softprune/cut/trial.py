@@ -49,7 +49,7 @@ NEAR_ZERO = 1e-2
 """Parameters below this everywhere are perturbed: what follows them would reach no output."""
 
 Suspect = str | tuple[UnprovenSize, ...]
-"""A site that may be impossible to cut, or the explicit sizes of one line of the source."""
+"""A site that may be impossible to cut, or the explicit sizes that one piece of code names."""
 
 
 @one_thread()
@@ -63,13 +63,13 @@ def trial_cut(graph: ChannelGraph, model: nn.Module) -> ChannelGraph:
     still = replace(graph, attributes_follow=False)  # an integer may repeat a width by accident
     if trial.failure(still) is None:
         return still
-    by_line: dict[str, list[UnprovenSize]] = {}
+    by_code: dict[str, list[UnprovenSize]] = {}
     for size in graph.unproven_sizes:
-        by_line.setdefault(size.line, []).append(size)
-    lines = [tuple(sizes) for sizes in by_line.values()]
+        by_code.setdefault(size.code, []).append(size)
+    codes = [tuple(sizes) for sizes in by_code.values()]
     # A size counts only where sites do not fail without it; first those that most sites depend on.
-    lines.sort(key=lambda sizes: len(_frozen(graph, {sizes: ""}).sites))
-    suspects: list[Suspect] = [*(site.name for site in graph.sites), *lines]
+    codes.sort(key=lambda sizes: len(_frozen(graph, {sizes: ""}).sites))
+    suspects: list[Suspect] = [*(site.name for site in graph.sites), *codes]
     misread = trial.failure(_frozen(graph, dict.fromkeys(suspects, "")))
     if misread is not None:
         reason = f"softprune misreads this network: with nothing masked its cut failed ({misread}); please report it"

@@ -248,7 +248,8 @@ class GraphBuilder:
         self, node: Node, atoms: IntArray, what: str = "fixes their number by a literal size"
     ) -> None:
         """Record that an explicit size in `node` may fix the number of these channels: `what` in words."""
-        self.graph.unproven_sizes.append(UnprovenSize(atoms.ravel(), self.reason(node, what), node.meta["line"]))
+        code = f"{type(self.module_of(node)).__name__}: {node.target} {what}"
+        self.graph.unproven_sizes.append(UnprovenSize(atoms.ravel(), self.reason(node, what), code))
 
     def answer_for(self, node: Node) -> None:
         """Record that the rule knows what becomes of every tensor that `node` reads."""

@@ -298,8 +298,8 @@ class UnprovenSize:
     atoms: IntArray
     reason: str
     """Why they could not be cut, in words."""
-    line: str
-    """Where in the source: unproven_sizes of one line share a verdict."""
+    code: str
+    """The operator, and the class of module in whose forward() it stands: sizes of one code share a verdict."""
 
 
 Op = LayerCall | ChannelwiseOp | BinaryOp | SelectOp | ConstantOp | OpaqueOp

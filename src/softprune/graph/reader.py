@@ -5,7 +5,6 @@ others are taken apart first (`DECOMPOSED`), so that they need no rule. `node.me
 
 * ``val``: the output, without data;
 * ``calls``: the calls of modules that were running, the innermost last: a key of the call, and the name;
-* ``line``: the lines outside torch that lead to the operator;
 * ``tensor``: on placeholders, the name of the parameter or buffer;
 * ``made``: on placeholders, whether it is a tensor that forward() reads and that is neither given nor registered.
 """
@@ -15,7 +14,6 @@ from __future__ import annotations
 import itertools
 import operator
 import os
-import sys
 import threading
 import traceback
 import warnings
@@ -366,7 +364,7 @@ class _Recorder(ProxyTorchDispatchMode):
         output = self._known.run(func, args, kwargs)
         if _holds_tensor(output):
             node = self.graph.call_function(func, given, named)
-            node.meta.update(val=output, calls=tuple(self.running), line=_source_lines())
+            node.meta.update(val=output, calls=tuple(self.running))
             self._track(output, node)
         elif func._schema.is_mutable:
             raise ModelError(f"softprune cannot record {func}, which returns nothing.")
@@ -397,7 +395,7 @@ class _Recorder(ProxyTorchDispatchMode):
             for position, item in enumerate(output):
                 if _holds_tensor(item):
                     part = self.graph.call_function(operator.getitem, (node, position))
-                    part.meta.update(val=item, calls=node.meta["calls"], line=node.meta["line"])
+                    part.meta.update(val=item, calls=node.meta["calls"])
                     self._track(item, part)
 
     def _node(self, tensor: Tensor) -> Node:
@@ -421,18 +419,6 @@ class _Recorder(ProxyTorchDispatchMode):
 
 def _holds_tensor(value: Any) -> bool:
     return isinstance(value, Tensor) or any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(value))
-
-
-def _source_lines() -> str:
-    """Return the lines outside torch that lead to the operator, innermost first."""
-    lines = []
-    frame = sys._getframe(2)
-    while frame is not None and frame.f_code is not record.__code__:
-        name = frame.f_code.co_filename
-        if not name.startswith(TORCH) and name != __file__:
-            lines.append(f"{name}:{frame.f_lineno}")
-        frame = frame.f_back  # type: ignore[assignment]
-    return "\n".join(lines)
 
 
 # --- why a network cannot be read -------------------------------------------------------------------------------------
