@@ -78,11 +78,16 @@ def test_batches_come_in_the_given_order_and_again(root, workers):
     assert torch.equal(before, torch.get_rng_state())
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_broken_image_is_named_when_its_batch_comes(root, workers):
+@pytest.mark.parametrize(("workers", "content"), [(1, "half"), (0, "EPS")])
+def test_a_broken_image_is_named_when_its_batch_comes(root, workers, content):
+    """Pillow's EPS decoder starts Ghostscript, whatever the file is called."""
     train = _load(root).train
     path = root / "train" / "bee" / "2.png"
-    path.write_bytes(path.read_bytes()[:60])
+    half = path.read_bytes()[:60]
+    if content == "EPS":
+        Image.new("RGB", (20, 20)).save(path, format="EPS")
+    else:
+        path.write_bytes(half)
     batches = BatchLoader(train, workers=workers).batches(
         torch.tensor([[0], [7]]), torch.zeros(2, 1, dtype=torch.int64)
     )

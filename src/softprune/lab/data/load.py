@@ -169,6 +169,14 @@ def load_cifar(cifar: Cifar, root: Path) -> DataBundle:
     return DataBundle(train=train, test=test, num_classes=len(names), class_names=names, augmentation=crops)
 
 
+def read_image(path: str) -> Any:
+    """Return an image by these decoders alone, whatever its name says: that of EPS starts a program."""
+    from PIL import Image
+
+    with Image.open(path, formats=("JPEG", "PNG", "BMP", "WEBP", "PPM", "TIFF")) as image:
+        return image.convert("RGB")
+
+
 def _load_folder(root: Path | None, config: DataConfig, seed: int) -> DataBundle:
     """Return training and test images of a folder in the ImageNet layout.
 
@@ -186,7 +194,7 @@ def _load_folder(root: Path | None, config: DataConfig, seed: int) -> DataBundle
     size, erasing = config.image_size, config.erasing
     centre = v2.Compose([v2.Resize(round(size * 256 / 224)), v2.CenterCrop(size), v2.PILToTensor()])
     try:
-        plain, test = (ImageFolder(str(root / part), centre, is_valid_file=is_image) for part in ("train", "val"))
+        plain, test = (ImageFolder(str(root / part), centre, read_image, is_valid_file=is_image) for part in ("train", "val"))
     except OSError as error:
         raise DataError(
             f"Images in folders need {root}/train and {root}/val, each with a folder of images for each class "
