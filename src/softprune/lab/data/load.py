@@ -194,7 +194,10 @@ def _load_folder(root: Path | None, config: DataConfig, seed: int) -> DataBundle
     size, erasing = config.image_size, config.erasing
     centre = v2.Compose([v2.Resize(round(size * 256 / 224)), v2.CenterCrop(size), v2.PILToTensor()])
     try:
-        plain, test = (ImageFolder(str(root / part), centre, read_image, is_valid_file=is_image) for part in ("train", "val"))
+        plain, test = (
+            ImageFolder(str(root / part), centre, loader=read_image, is_valid_file=is_image)
+            for part in ("train", "val")
+        )
     except OSError as error:
         raise DataError(
             f"Images in folders need {root}/train and {root}/val, each with a folder of images for each class "
