@@ -168,15 +168,10 @@ def _seed_word(seed: int, purpose: int) -> int:
     return _absorb(_absorb(purpose, seed), seed >> 32)
 
 
-def hashed_uniform(size: int, seed: int, word: int, number: int, device: torch.device | str = "cpu") -> Tensor:
-    """Return row ``number`` of ``size`` uniform float64 numbers with 46 random bits, the same on every device."""
+def hashed_permutation(size: int, seed: int, word: int, number: int, device: torch.device | str = "cpu") -> Tensor:
+    """Return permutation ``number`` of ``size`` elements: the elements sorted by a hash, the same on every device."""
     clock = Clock(seed, device)
     clock.step.fill_(number)
     high, low = uniform_noise(clock, channel_words(seed, word, 2 * size, device), torch.float64).view(2, size)
-    return high + low * 2.0**-23
-
-
-def hashed_permutation(size: int, seed: int, word: int, number: int, device: torch.device | str = "cpu") -> Tensor:
-    """Return permutation ``number`` of ``size`` elements: the elements sorted by a hash, the same on every device."""
-    # Equal keys, which would keep their order, are unlikely.
-    return torch.argsort(hashed_uniform(size, seed, word, number, device), stable=True)
+    # Equal keys of 46 bits, which would keep their order, are unlikely.
+    return torch.argsort(high + low * 2.0**-23, stable=True)

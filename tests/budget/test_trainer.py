@@ -83,7 +83,6 @@ def test_a_run_with_a_latency_target_goes_on_where_it_would_be_refused(config, t
     assert not resume(tmp_path / "run", device="cpu").stopped
     budget = read_newest(tmp_path / "run" / "checkpoints")[1]["stage"]["pruner"]["budget"]
     assert budget["table"] == asdict(table)
-    assert budget["limit"] == pytest.approx(1.6)
 
 
 def test_a_recipes_target_is_met_and_a_stopped_run_ends_the_same(config, tmp_path, monkeypatch):

@@ -10,8 +10,9 @@ from torch.utils.checkpoint import checkpoint
 
 from softprune import SoftPruner
 from softprune.graph import Site
-from softprune.masks import MaskConfig, SoftMasks, draw_chain, hook_root_, keep_common
+from softprune.masks import MaskConfig, SoftMasks, draw_chain, hook_root_
 from softprune.masks.functional import dead_probability, relaxed_sample, sparsity_terms
+from softprune.masks.layout import keep_common
 from softprune.rng import Clock, channel_words, logistic_noise
 
 CONFIG = MaskConfig()

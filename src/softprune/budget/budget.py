@@ -242,8 +242,6 @@ class Budget(Limit):
     def state_dict(self) -> dict[str, Any]:
         """Return everything needed to resume exactly."""
         return {
-            "key": self.target.key,
-            "limit": self.limit,
             "total_steps": self.total_steps,
             "final_at": self.final_at,
             "done": self.done,

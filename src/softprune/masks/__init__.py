@@ -8,7 +8,6 @@ from softprune.mask_config import MaskConfig as MaskConfig
 from softprune.masks.batchnorm import Folded as Folded
 from softprune.masks.batchnorm import MaskedBatchNorm as MaskedBatchNorm
 from softprune.masks.batchnorm import is_masked as is_masked
-from softprune.masks.layout import keep_common as keep_common
 from softprune.masks.masks import Chain as Chain
 from softprune.masks.masks import HookOwner as HookOwner
 from softprune.masks.masks import Masks as Masks
