@@ -84,7 +84,7 @@ class RankingPruner(Pruner):
         raise NotImplementedError
 
     def comparable(self, scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return scores that a target compares over all sites; the ranks within a site are from 1 down."""
+        """Return scores that a target compares over all sites: as they are, or the rank within a site, from 1 down."""
         if self.scope == "global":
             return dict(scores)
         assert self._limit is not None
