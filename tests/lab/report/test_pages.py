@@ -113,7 +113,7 @@ def test_the_target_is_shown_with_its_path(make_run: Make) -> None:
     limit = record["dense"]["macs"] // 2
     record["config"]["method"]["target"] = {"macs": 0.5}
     for position, row in enumerate(record["epochs"]):
-        row |= {"strength": 1e-5 * (1 + position), "margin": 0.01 * position - 0.05}
+        row["margin"] = 0.01 * position - 0.05
     record["finalised_step"] = record["epochs"][7]["step"]
     for macs in (limit - 1, limit + 1):
         record["compact"]["macs"] = macs
@@ -122,8 +122,8 @@ def test_the_target_is_shown_with_its_path(make_run: Make) -> None:
         assert f"At most {limit:,} MACs, 50.0% of the dense network." in page
         assert f"{macs:,}, 100.0% of the limit" in page
         assert f"finalised at step {record['epochs'][7]['step']:,}." in page
-        assert ">sparsity strength<" in page
-        assert ">margin to the target, %<" in page
+        assert ">what a cut would leave, % of the limit<" in page
+        assert "a cut: 105" in page
 
 
 def test_the_dense_baseline_the_loss_and_the_learning_rate_are_drawn(make_run: Make) -> None:

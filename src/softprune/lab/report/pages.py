@@ -161,10 +161,11 @@ def _target(run: Run) -> Part:
         lead = f"At most {limit_text}. "
     if run.finalised_step is not None:
         lead += f"The removed channels were finalised at step {text.count(run.finalised_step)}."
-    strength = _line(run, "strength", "s-macs", lambda row: row.strength)
-    margin = _line(run, "margin", "s-params", lambda row: None if row.margin is None else 100 * row.margin)
-    charts = curves("sparsity strength", [strength], log=True), curves("margin to the target, %", [margin])
-    return Part("target", "The target", lead, join(charts))
+    lines = [
+        _line(run, "a cut", "s-macs", lambda row: None if row.margin is None else 100 * (1 - row.margin)),
+        _line(run, "limit", "s-dense", lambda row: None if row.margin is None else 100.0),
+    ]
+    return Part("target", "The target", lead, curves("what a cut would leave, % of the limit", lines))
 
 
 def _widths(run: Run) -> Part:

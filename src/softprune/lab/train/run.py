@@ -424,7 +424,7 @@ class Trainer:
             kept = self._kept()
             budget = None if pruner is None else pruner.status
         last_step = number * step.steps - 1
-        penalised = pruner is not None and pruner.penalised
+        penalised = pruner is not None and pruner.penalised and float(pruner.strength) > 0
         row = Epoch(
             epoch=history.epoch,
             step=last_step + 1,
