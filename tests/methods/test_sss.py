@@ -8,7 +8,7 @@ from torch import nn
 
 from softprune import models
 from softprune.methods import SssPruner
-from softprune.methods.sss import proximal_step_
+from softprune.methods.learned import proximal_step_
 
 
 def test_the_proximal_step_against_a_sequence_by_hand() -> None:

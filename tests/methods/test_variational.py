@@ -9,7 +9,7 @@ from method_networks import Chain, batch, sgd, train
 from torch import nn
 
 from softprune.methods import VariationalPruner
-from softprune.methods.variational import normal_noise
+from softprune.methods.learned import normal_noise
 from softprune.rng import Clock, channel_words
 
 
