@@ -85,10 +85,17 @@ def test_a_share_of_channels_may_be_kept_at_every_site_or_at_some(keep: Any, flo
 @pytest.mark.parametrize("method", ["scp", "l1"])
 def test_a_target_is_met_with_the_shares_that_are_kept(method: str) -> None:
     settings = {"total_steps": 4} if method == "scp" else {}
-    pruner = REGISTRY[method](Chain(30, 40, 30), IMAGES, target={"channels": 0.5}, keep={"4": 0.9}, **settings)
+    keep = {"4": (0.5, 0.9), "1": (0.0, 0.2), "7": 0.3}
+    pruner = REGISTRY[method](Chain(30, 40, 30), IMAGES, target={"channels": 0.55}, keep=keep, **settings)
     kept = [int(mask.sum()) for mask in pruner.decide().values()]
-    assert kept[1] >= 36
-    assert sum(kept) == 50
+    assert 0 < kept[0] <= 6
+    assert 20 <= kept[1] <= 36
+    assert kept[2] >= 9
+    assert sum(kept) == 55
+    pruner = REGISTRY[method](
+        Chain(30, 40, 30), IMAGES, target={"channels": 0.9}, keep={"4": (0, 0.5)}, round_to=8, **settings
+    )
+    assert int(pruner.decide()["4"].sum()) == 16, "the multiple below the most"
 
 
 def test_masks_are_copies() -> None:

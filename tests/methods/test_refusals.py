@@ -71,6 +71,11 @@ OPTIONS: list[tuple[str, dict[str, Any], str]] = [
     ("scp", {"min_channels": -1}, "min_channels"),
     ("scp", {"keep": 1.5}, "`keep`"),
     ("scp", {"keep": {"9": 0.5}}, "matches none"),
+    *[
+        ("scp", {"keep": {"*": value}}, "`keep` by site")
+        for value in ((0.5, 0.2), (0, 0), (0.1, 1.1), (0.5,), "ab", None)
+    ],
+    ("scp", {"keep": {"*": (0.1, 0.5)}}, "needs a target"),
     ("scp", {"site_kinds": ["streams"]}, "kinds"),
     ("scp", {"final_at": 0.5}, "needs a `target`"),
     ("scp", {"target": {"macs": 0.5}, "total_steps": 9, "latency_table": {}}, "is for a target of latency"),
@@ -178,6 +183,7 @@ MADE: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("scp", {}, {"target": {"macs": 0.5}, "total_steps": 4}),
     ("scp", {"target": {"macs": 0.5}, "total_steps": 4}, {}),
     ("l1", {"target": {"macs": 0.5}}, {"target": {"macs": 0.4}}),
+    ("l1", {"target": {"macs": 0.5}}, {"target": {"macs": 0.5}, "keep": {"*": (0, 0.9)}}),
     ("l1", {"ratio": 0.5}, {"ratio": 0.25}),
     ("slimming", {"ratio": 0.5}, {"ratio": 0.25}),
 ]

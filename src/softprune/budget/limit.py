@@ -46,6 +46,8 @@ class PrunableNetwork:
     """Groups of sites that lose the same channels, and how many of them at a time: a group of a convolution."""
     round_to: int = 1
     """Keep a multiple of this many channels."""
+    caps: Mapping[str, int] = field(default_factory=dict)
+    """The most channels that a site keeps, but for its floor."""
 
     def units(self) -> dict[tuple[str, ...], int]:
         """Return the sites that are cut together, coupled ones first, and how many of their channels go at a time."""
@@ -215,7 +217,10 @@ class CutSearch:
         self.floors = [max(prunable.floors[name] for name in unit) for unit in self.units]
         self.multiples = [math.lcm(prunable.round_to, block) for block in blocks.values()]
         self.limit, self._cost = limit, cost
+        caps = [min(prunable.caps.get(name, math.inf) for name in unit) for unit in self.units]
         self.most = [int((column > -np.inf).sum()) for column in columns]
+        for unit, (cap, multiple) in enumerate(zip(caps, self.multiples, strict=True)):
+            self.most[unit] = int(min(self.most[unit], max(cap // multiple * multiple, self.floors[unit])))
         self._inner = [np.argsort(-column, kind="stable") for column in columns]
         self._sorted = [column[order] for column, order in zip(columns, self._inner, strict=True)]
         row, unit_of = np.concatenate(columns), np.repeat(np.arange(len(columns)), [len(each) for each in columns])

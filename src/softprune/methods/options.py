@@ -16,6 +16,8 @@ from softprune.target import TargetLike
 
 Shares = float | Mapping[str, float]
 """A share of channels: one for all sites, or by glob on their names (0 for sites without one)."""
+Keep = float | Mapping[str, float | Sequence[float]]
+"""The least share of channels: one for all sites, or by glob on their names; by glob also (least, most)."""
 RoundTo = int | Literal["auto"]
 """A multiple of channels, or "auto" for the one in which the device of the model is fast."""
 
@@ -33,8 +35,9 @@ class PrunerOptions(TypedDict, total=False):
     """Keep a multiple of this many channels at every site. "auto" takes 32 on a GPU and 16 on a CPU, halved until
     most sites hold it twice; ``pruner.round_to`` is the number. Default: with a target 8, if most sites have 32
     channels, since runtimes compute other widths slowly; else 1."""
-    keep: Shares
-    """Keep at least this share of channels at every site, or at some: ``{"layer4.*": 0.5}``. Default: 0."""
+    keep: Keep
+    """Keep at least this share of channels at every site, or at some: ``{"layer4.*": 0.5}``. With a target also at
+    most: ``{"layer4.*": (0.1, 0.5)}``. Default: 0."""
     min_channels: int
     """Keep at least this many channels at every site. Where emptying a site would cut every path to an output, one
     channel stays in any case. Sites with a depthwise convolution between them keep this many in common. Default: 0."""
@@ -99,6 +102,22 @@ def shares_by_site(name: str, shares: Shares, sites: Sequence[Site]) -> dict[str
             )
         found.update(dict.fromkeys(matching, check_share(name, share)))
     return found
+
+
+def limits_by_site(keep: Keep, sites: Sequence[Site]) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the least and the most share of the channels that `keep` allows every site."""
+    if not isinstance(keep, Mapping):
+        return shares_by_site("keep", keep, sites), {site.name: 1.0 for site in sites}
+    pairs = {glob: each if isinstance(each, Sequence) else (each, 1.0) for glob, each in keep.items()}
+    for glob, pair in pairs.items():
+        if len(pair) != 2 or not all(map(is_number, pair)) or not 0 <= pair[0] <= pair[1] <= 1 or not pair[1]:
+            raise ConfigError(
+                "`keep` by site is the least share of channels, from 0 to below 1, or (least, most), the most above 0. "
+                f"Got {keep[glob]!r} for {glob!r}."
+            )
+    gone = shares_by_site("keep", {glob: 1 - pair[1] for glob, pair in pairs.items()}, sites)
+    least = shares_by_site("keep", {glob: pair[0] for glob, pair in pairs.items()}, sites)
+    return least, {name: 1 - share for name, share in gone.items()}
 
 
 def check_positive(name: str, value: object) -> float:

@@ -27,7 +27,7 @@ from softprune.errors import CheckpointError, ConfigError, ModelError, first_few
 from softprune.graph import ChannelGraph, ExampleLike, Site, check_is_module
 from softprune.log import get_logger
 from softprune.masks import HookOwner, Masks, StoredMasks, hook_root_, is_masked, unmask_model_
-from softprune.methods.options import RoundTo, Shares, check_round_to, check_strength, shares_by_site
+from softprune.methods.options import Keep, RoundTo, check_round_to, check_strength, limits_by_site
 from softprune.methods.summary import Summary, summarise
 from softprune.module_state import first_uninitialised, non_finite
 from softprune.rng import Clock
@@ -98,7 +98,7 @@ class Pruner(HookOwner):
         exclude: Globs | None = None,
         seed: int = 0,
         round_to: RoundTo | None = None,
-        keep: Shares = 0.0,
+        keep: Keep = 0.0,
         min_channels: int = 0,
     ) -> None:
         check_strength(strength)
@@ -125,7 +125,9 @@ class Pruner(HookOwner):
         if round_to is None or round_to == "auto":
             round_to = self._multiple(device if round_to == "auto" else None)
         self.round_to, self.min_channels = int(round_to), int(min_channels)
-        self.keep = shares_by_site("keep", keep, self.sites)
+        self.keep, self.most = limits_by_site(keep, self.sites)
+        if min(self.most.values()) < 1 and not self.has_target:
+            raise ConfigError(f"The most in `keep` needs a target, which chooses by it. Got {keep!r}; pass `target`.")
         self.floors = self._floors()
         """The fewest channels that each site keeps."""
         self.clock = Clock(seed, device)
@@ -237,7 +239,8 @@ class Pruner(HookOwner):
     def _prunable(self) -> PrunableNetwork:
         """Return the network with the rules of its cuts, for a budget."""
         coupled = blocks_of_sites(self.graph, self.round_to)
-        return PrunableNetwork(self.graph, self.model, self.example, self.floors, coupled, self.round_to)
+        caps = {site.name: math.floor(self.most[site.name] * site.width + 1e-9) for site in self.sites}
+        return PrunableNetwork(self.graph, self.model, self.example, self.floors, coupled, self.round_to, caps)
 
     def masks(self, model: nn.Module | None = None) -> dict[str, Tensor]:
         """Return the hard mask of every site now, True where a channel is kept. `model`: an EMA or other copy."""
@@ -540,6 +543,7 @@ class Pruner(HookOwner):
             "round_to": self.round_to,
             "min_channels": self.min_channels,
             "keep": {name: share for name, share in self.keep.items() if share},
+            "most": {name: share for name, share in self.most.items() if share < 1},
             "settings": settings | {name: getattr(self, name) for name in self.settings},
         }
 
