@@ -3,11 +3,10 @@
     python benchmarks/speed.py --device cuda --masks FOLDER --cuts chosen streams
     python benchmarks/speed.py --device cpu --backends onnxruntime --batches 1 --threads 1 --masks FOLDER
 
-Cuts are those that SCP has chosen from trained weights ("chosen": masks that from_trained.py left in a folder; with
-"latency 0.6" those of a target of time), or take about the same share of every site ("activated" without residual
-streams, "streams" with them). "dense:small" times two
-networks of timm as they are. Rows that the record has are not measured again: a call that ended with its time can be
-repeated.
+Cuts are those that SCP has chosen from trained weights ("chosen": masks that from_trained.py left in a folder for half
+of the MACs; "chosen 0.25" and "latency 0.6" for other targets), or take about the same share of every site ("activated"
+without residual streams, "streams" with them). "dense:small" times two networks of timm as they are. Rows that the
+record has are not measured again: a call that ended with its time can be repeated.
 """
 
 import argparse
@@ -85,9 +84,10 @@ class Networks:
         def plan(masks: Any) -> PrunePlan:
             return make_plan(graph, self.dense, masks, round_to=multiple)
 
-        if cut == "chosen" or target:
-            asked = f"latency-{self.name}-{multiple}-{target}" if target else f"{self.name}-{multiple}-0.5"
-            masks = torch.load(self.masks / f"masks-{asked}-0.pt", map_location="cpu")
+        if cut in ("chosen", "latency"):
+            kind = "latency-" if cut == "latency" else ""
+            file = self.masks / f"masks-{kind}{self.name}-{multiple}-{target or 0.5}-0.pt"
+            masks = torch.load(file, map_location="cpu")
         else:
             floors = {site.name: int(site.name in required_sites(graph)) for site in graph.sites}
             coupled = blocks_of_sites(graph, multiple)
