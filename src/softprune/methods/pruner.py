@@ -471,7 +471,7 @@ class Pruner(HookOwner):
         if self.certificate is not None and not self.certificate.varies:
             logger.warning(
                 "softprune: the network gives the same outputs for every input: lower the learning rate, or %s",
-                "the strength" if self.penalised else "prune less",
+                "the strength" if self.penalised and not self.has_target else "prune less",
             )
         if plan.macs == plan.dense_macs and plan.params >= plan.dense_params:
             kept = f"round_to={self.round_to}, min_channels={self.min_channels} or streams that are read whole"
