@@ -284,3 +284,23 @@ def test_what_cannot_be_read_is_refused_with_what_to_pass(
         sp.inspect(model, example)
     assert capfd.readouterr() == ("", "")
     assert (logging.root.manager.disable, list(warnings.filters)) == before
+
+
+class Sized(Chain):
+    """Another forward pass for large images."""
+
+    def __init__(self, threshold: int) -> None:
+        super().__init__()
+        self.threshold = threshold
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x + 1 if x.shape[-1] > self.threshold else x)
+
+
+@pytest.mark.parametrize(("threshold", "found"), [(4, True), (15, True), (16, False), (3, False)])
+def test_a_forward_pass_that_depends_on_the_size_is_named(
+    threshold: int, found: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    report = sp.inspect(Sized(threshold), IMAGE)
+    assert ("aten.add" in report.size_dependence) == ("depends on the input size" in str(report)) == found
+    assert ("other input sizes" in caplog.text) == found

@@ -138,6 +138,8 @@ class Inspection:
     """Operators without a rule that freeze channels -> a place where they stand."""
     unreached: tuple[str, ...]
     """Parameters that the example does not lead to; what they would read may be cut away."""
+    size_dependence: str
+    """The first operator that another input size changes; empty where none is known."""
     available: dict[str, int]
     """Kinds of sites that were not requested -> frozen BatchNorms that they would mask."""
 
@@ -159,6 +161,8 @@ class Inspection:
         if self.unreached:
             shown = first_few(self.unreached)
             lines.append(f"not reached by the example, so that what they read may be cut away: {shown}")
+        if self.size_dependence:
+            lines.append(f"forward() depends on the input size ({self.size_dependence}): verify cuts at each size")
         if self.available:
             more = ", ".join(f'"{kind}" masks {count}' for kind, count in self.available.items())
             lines.append(f"of the frozen BatchNorms site_kinds={more} more")
@@ -216,5 +220,6 @@ def inspect(
         floor_params=floor.params,
         unknown_operators=graph.unknown,
         unreached=graph.unreached,
+        size_dependence=graph.size_dependence,
         available=graph.further_kinds(),
     )

@@ -63,6 +63,8 @@ class ChannelGraph:
     """Parameters that no operator reads, in evaluation or in training: the example does not lead there."""
     unknown: dict[str, str] = field(default_factory=dict)
     """Operators without a rule that freeze channels -> one place where they stand."""
+    size_dependence: str = ""
+    """The first operator that another input size changes; empty where none is known."""
     attributes_follow: bool = True
     """Whether integers on a module that repeat the width of pieces in its forward() are cut, too."""
     unread_macs: int = 0

@@ -227,6 +227,35 @@ def read_passes(model: nn.Module, example: ExampleLike) -> list[ForwardPass]:
     return passes
 
 
+def size_dependence(model: nn.Module, forward: ForwardPass) -> str:
+    """Return the first operator that another input size changes, and its place; empty where there is none.
+
+    The network is read at the double and at half of all dimensions after the second, where it takes them.
+    """
+
+    def operators(nodes: list[Node]) -> list[tuple[str, str]]:
+        calls = ((node, node.meta["calls"]) for node in nodes if "calls" in node.meta)
+        return [(str(node.target), running[-1][1] if running else "") for node, running in calls]
+
+    def resized(factor: float) -> Callable[[Tensor], Tensor]:
+        def resize(tensor: Tensor) -> Tensor:
+            sizes = [max(1, int(size * factor)) for size in tensor.shape[2:]]
+            return tensor.new_empty([*tensor.shape[:2], *sizes]) if tensor.is_floating_point() else tensor
+
+        return resize
+
+    for factor in (2, 0.5):
+        try:
+            other = record(model, forward.example.map(resized(factor)))
+        except Exception:
+            continue  # it takes no such size
+        pairs = itertools.zip_longest(operators(forward.nodes), operators(other), fillvalue=("nothing", ""))
+        for (here, place), (there, _) in pairs:
+            if here != there:
+                return f"{here} in {repr(place) if place else 'forward()'} becomes {there}"
+    return ""
+
+
 def record(model: nn.Module, example: Example, *, training: bool = False) -> list[Node]:
     """Return the operators of one call. The model is left as it was.
 

@@ -13,9 +13,12 @@ from softprune.graph.channel_graph import ChannelGraph
 from softprune.graph.channels import ConstantOp, LayerOp
 from softprune.graph.modules import ConstantOutput
 from softprune.graph.operators import OPERATORS
-from softprune.graph.reader import Example, ExampleLike, ForwardPass, read_passes
+from softprune.graph.reader import Example, ExampleLike, ForwardPass, read_passes, size_dependence
 from softprune.graph.sites import find_groups, find_sites
+from softprune.log import get_logger
 from softprune.module_state import first_uninitialised
+
+logger = get_logger(__name__)
 
 
 def _walk(builder: GraphBuilder, forward: ForwardPass) -> None:
@@ -211,4 +214,12 @@ def trace(model: nn.Module, example: ExampleLike) -> ChannelGraph:
     graph.classes, graph.pinned = builder.table.classes(), builder.table.pinned()
     graph.unreached = tuple(sorted(set.intersection(*(each.parameters_unread(model) for each in passes))))
     graph.unknown = _freezing_operators(builder)
+    graph.size_dependence = size_dependence(model, passes[0])
+    if graph.size_dependence:
+        logger.warning(
+            "softprune: %s: forward() runs other operators at other input sizes (%s). A cut is proved at the sizes "
+            "that are compared; pass inputs of the others to softprune.verify.",
+            type(model).__name__,
+            graph.size_dependence,
+        )
     return graph
