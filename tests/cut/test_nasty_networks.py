@@ -208,28 +208,69 @@ def test_a_batchnorm_read_by_different_activations() -> None:
     assert "sigmoid(0) = 0.5" in reason(graph, "bn1")
 
 
-class Functional(Nasty):
-    """A layer called as a function on its own parameters, and as a module."""
+class OwnConv(Nasty):
+    """A layer in the middle."""
 
     def more(self) -> None:
         self.conv = conv(8, 8)
 
+
+class Renamed(OwnConv):
+    """Its weight has a second name, which nothing calls."""
+
+    def more(self) -> None:
+        super().more()
+        self.conv.kernel = self.conv.weight
+
     def middle(self, x: Tensor) -> Tensor:
-        return F.conv2d(self.conv(x), self.conv.weight, padding=1)
+        return self.conv(x)
 
 
-def test_a_layer_called_as_a_function_stays_whole() -> None:
-    graph = check(Functional())
-    assert "used outside its module" in reason(graph, "bn1")
+class SharedBuffer(Nasty):
+    """A buffer of two modules, with which channels are multiplied."""
+
+    def more(self) -> None:
+        self.one, self.other = nn.Identity(), nn.Identity()
+        self.one.register_buffer("scale", torch.rand(8))
+        self.other.register_buffer("scale", self.one.scale)
+
+    def middle(self, x: Tensor) -> Tensor:
+        return x * self.one.scale.view(-1, 1, 1) + self.other.scale.view(-1, 1, 1)
+
+
+OTHER_USES: dict[str, tuple[type[Nasty], str]] = {
+    "a layer called as a function, too": (
+        type("Functional", (OwnConv,), {"middle": lambda s, x: F.conv2d(s.conv(x), s.conv.weight, padding=1)}),
+        "'conv.weight' is also used outside its module",
+    ),
+    "statistics read by forward()": (
+        type("Read", (Nasty,), {"middle": lambda s, x: x + s.bn1.running_mean.view(-1, 1, 1)}),
+        "'bn1.running_mean' is also used outside its module",
+    ),
+    "a weight with a second name": (Renamed, "'conv.weight' is also 'conv.kernel'"),
+    "a buffer of two modules": (SharedBuffer, "'one.scale' is also 'other.scale'"),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_USES)
+def test_what_is_used_in_two_places_stays_whole(name: str) -> None:
+    network, why = OTHER_USES[name]
+    graph = check(network())
+    assert site_names(graph) == {"bn2"}
+    assert why in reason(graph, "bn1")
 
 
 class Subclass(nn.Conv2d):
-    """Pads by itself, as TensorFlow does: its own padding says nothing about its output."""
+    """Pads by itself, as TensorFlow does: its own padding says nothing about its output. It has a gain of its own."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.gain = nn.Parameter(torch.rand(self.out_channels, 1, 1))
 
     def forward(self, input: Tensor) -> Tensor:
         height, across = input.shape[2:]
         x = F.pad(input, (across % 2, 1, height % 2, 1))
-        return F.conv2d(x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
+        return self.gain * F.conv2d(x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
 
 
 class Subclassed(Nasty):

@@ -310,6 +310,24 @@ def test_a_network_that_writes_into_its_input() -> None:
     assert torch.equal(IMAGES, image)
 
 
+class TwoHolders(Plain):
+    """Two modules without a weight hold one buffer, which has no channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.act = nn.ReLU()
+        self.register_buffer("level", torch.tensor([0.5]))
+        self.act.register_buffer("level", self.level)
+
+    def first(self, x: Tensor) -> Tensor:
+        return super().first(x) * self.act.level
+
+
+def test_a_buffer_of_two_modules_keeps_its_dtype() -> None:
+    _, compact = cut_in_half(TwoHolders(), IMAGES)
+    assert compact.act.level.dtype == torch.float32
+
+
 class Mixed(nn.Module):
     """A product that no layer makes; the BatchNorm behind it reads a part of what it gives."""
 

@@ -312,7 +312,7 @@ def remap_optimizer(optimizer: Optimizer, dense: nn.Module, compact: nn.Module) 
             f"`dense` must be the network that `compact` was cut from, as it was before the cut: {error} "
             "Pass the network that the optimizer trains; over several cuts, call remap_optimizer after each."
         ) from error
-    names = {id(parameter): name for name, parameter in dense.named_parameters(remove_duplicate=False)}
+    names = {id(parameter): name for name, parameter in dense.named_parameters()}  # the first, as plans name modules
     successors = dict(compact.named_parameters(remove_duplicate=False))
     reached = {id(successors[name]) for name in names.values() if name in successors}
     moves: list[tuple[Tensor, Tensor | None, dict[str, Any]]] = []

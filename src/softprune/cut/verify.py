@@ -340,8 +340,8 @@ def _narrow_(compact: nn.Module, network: nn.Module) -> None:
 
     What a cut adds (biases, outputs of removed layers) has the dtype of the layer's weight.
     """
-    dtypes = {name: tensor.dtype for name, tensor in (*network.named_parameters(), *network.named_buffers())}
-    dtypes |= {name: tensor.dtype for name, tensor in network.named_parameters(remove_duplicate=False)}
+    named = (network.named_parameters(remove_duplicate=False), network.named_buffers(remove_duplicate=False))
+    dtypes = {name: tensor.dtype for tensors in named for name, tensor in tensors}
 
     def own(path: str, name: str, tensor: Tensor) -> Tensor:
         prefix = f"{path}." if path else ""

@@ -10,7 +10,7 @@ from torch.fx import Node
 from softprune.errors import ModelError
 from softprune.graph.builder import GraphBuilder, Opaque, Value, operator_name
 from softprune.graph.channel_graph import ChannelGraph
-from softprune.graph.channels import ConstantOp, LayerOp
+from softprune.graph.channels import ConstantOp, LayerOp, NormOp
 from softprune.graph.modules import ConstantOutput
 from softprune.graph.operators import OPERATORS
 from softprune.graph.reader import Example, ExampleLike, ForwardPass, read_passes, size_dependence
@@ -168,21 +168,26 @@ def _check_values(model: nn.Module, example: ExampleLike) -> None:
 
 
 def _keep_shared(builder: GraphBuilder) -> None:
-    """Keep modules whole whose parameters another module has, too, or whose parameters forward() reads by itself."""
-    owners: dict[int, list[str]] = {}
-    for name, module in builder.modules.items():
-        for parameter in module.parameters(recurse=False):
-            owners.setdefault(id(parameter), []).append(name)
+    """Keep modules whole whose tensors have another name, too, or are read by forward() as well."""
+    names: dict[int, list[str]] = {}
+    records: dict[int, list[LayerOp | NormOp]] = {}
+    for path, module in builder.modules.items():
+        record = builder.called.get(path)
+        for attribute, tensor in (*module._parameters.items(), *module._buffers.items()):
+            if tensor is not None and tensor.ndim:  # not the batches that a BatchNorm counts
+                names.setdefault(id(tensor), []).append(f"{path}.{attribute}".lstrip("."))
+                # What else a layer has is not cut with it.
+                if record is not None and (isinstance(record, NormOp) or attribute in ("weight", "bias")):
+                    records.setdefault(id(tensor), []).append(record)
     free = {id(builder.tensors[name]): read for name, read in builder.graph.free_parameters.items()}
-    for key, names in owners.items():
-        records, outside = [builder.called[name] for name in names if name in builder.called], free.get(key)
-        if len(names) == 1 and not (records and outside):
+    for key, (name, *others) in names.items():
+        cut, outside = records.get(key, []), free.get(key)
+        if not others and not (cut and outside):
             continue
-        others = " and ".join(map(repr, names[1:])) or "forward()"
-        reason = f"parameters of '{names[0]}' are also used outside its module, by {others}"
+        reason = f"'{name}' is also {' and '.join(map(repr, others)) or 'used outside its module'}"
         if outside:
             builder.table.pin(outside.atoms, reason)
-        for record in records:
+        for record in cut:
             builder.table.pin(record.inputs, reason)
             builder.table.pin(record.outputs, reason)
             record.selectable = False
