@@ -215,6 +215,18 @@ class OwnConv(Nasty):
         self.conv = conv(8, 8)
 
 
+class Tied(OwnConv):
+    """Two layers have one weight."""
+
+    def more(self) -> None:
+        super().more()
+        self.also = conv(8, 8)
+        self.also.weight = self.conv.weight
+
+    def middle(self, x: Tensor) -> Tensor:
+        return self.also(F.relu(self.conv(x)))
+
+
 class Renamed(OwnConv):
     """Its weight has a second name, which nothing calls."""
 
@@ -247,6 +259,7 @@ OTHER_USES: dict[str, tuple[type[Nasty], str]] = {
         type("Read", (Nasty,), {"middle": lambda s, x: x + s.bn1.running_mean.view(-1, 1, 1)}),
         "'bn1.running_mean' is also used outside its module",
     ),
+    "a weight of two layers": (Tied, "'conv.weight' is also 'also.weight'"),
     "a weight with a second name": (Renamed, "'conv.weight' is also 'conv.kernel'"),
     "a buffer of two modules": (SharedBuffer, "'one.scale' is also 'other.scale'"),
 }

@@ -58,16 +58,20 @@ def test_the_step_after_a_cut_is_the_masked_step(name: str, kind: str) -> None:
 def test_groups_and_their_settings_stay() -> None:
     topology = TOPOLOGIES["chain"]
     model = randomise_(topology.build())
+    model.again = model.conv2
     graph = trace(model, topology.example())
     small = apply_plan(make_plan(graph, model, random_masks(graph, 1)), model)
-    biases = [p for n, p in model.named_parameters() if n.endswith("bias")]
-    others = [p for n, p in model.named_parameters() if not n.endswith("bias")]
+    biases = [(n, p) for n, p in model.named_parameters() if n.endswith("bias")]
+    others = [(n, p) for n, p in model.named_parameters() if not n.endswith("bias")]
     optimizer = torch.optim.SGD([{"params": others, "weight_decay": 1e-4}, {"params": biases, "lr": 0.5}], lr=0.1)
     temperature = nn.Parameter(torch.ones(()))  # of the loss
-    optimizer.add_param_group({"params": [temperature], "lr": 0.2})
+    optimizer.add_param_group({"params": [("temperature", temperature)], "lr": 0.2})
     sp.remap_optimizer(optimizer, model, small)
     names = {id(p): n for n, p in small.named_parameters()}
     assert all(names[id(p)].endswith("bias") for p in optimizer.param_groups[1]["params"])
+    names[id(temperature)] = "temperature"
+    for group in optimizer.param_groups:
+        assert group["param_names"] == [names[id(p)] for p in group["params"]]
     assert [group["lr"] for group in optimizer.param_groups] == [0.1, 0.5, 0.2]
     assert optimizer.param_groups[2]["params"][0] is temperature
     assert optimizer.param_groups[0]["weight_decay"] == 1e-4

@@ -149,9 +149,11 @@ class Sequence(nn.Module):
             self.outputs = width
         elif self.kind == "decoder":
             self.first = Unit(inputs, width, block)
-        elif self.kind in ("tied", "repeated"):
+        elif self.kind == "tied":
             self.first, self.second = Unit(inputs, inputs, block), Unit(inputs, inputs, block)
             self.second.conv.weight = self.first.conv.weight
+        elif self.kind == "repeated":
+            self.first = Unit(inputs, inputs, block)
         elif self.kind == "quotient":
             self.register_buffer("each", torch.arange(1, inputs + 1, dtype=torch.uint8).view(-1, 1, 1))
 

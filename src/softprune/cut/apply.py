@@ -341,7 +341,7 @@ def remap_optimizer(optimizer: Optimizer, dense: nn.Module, compact: nn.Module) 
             "made for, or make a new optimizer for the compact one."
         )
     # Everything that can fail has been done: only now is the optimizer touched.
-    compact_names = {id(parameter): name for name, parameter in successors.items()}
+    compact_names = {id(parameter): name for name, parameter in compact.named_parameters()}
     for group, kept in zip(optimizer.param_groups, groups, strict=True):
         if "param_names" in group:
             known = dict(zip(map(id, group["params"]), group["param_names"], strict=True))

@@ -127,8 +127,11 @@ class PrunePlan:
             )
         if not isinstance(body, dict) or document.get("sha256") != _digest(_compact_json(body)):
             raise PlanError("the plan's content does not match its checksum: it was changed or damaged. Save it again.")
-        if body.pop("aliases", None):
-            raise PlanError("the plan cuts layers that share a weight, which this softprune keeps whole. Prune again.")
+        if tied := body.pop("aliases", None):
+            raise PlanError(
+                "a plan must keep layers whole that share a weight; one of an earlier softprune may cut them. Got "
+                f"{tied!r:.120}. Prune again, or use the softprune that wrote it."
+            )
         try:
             modules = {name: _read(ModuleCut, cut) for name, cut in body["modules"].items()}
             parameters = {name: _read(ParameterCut, cut) for name, cut in body["parameters"].items()}
