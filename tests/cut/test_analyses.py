@@ -178,12 +178,13 @@ def test_what_learned_parameters_give_is_not_constant() -> None:
 
 
 @pytest.mark.parametrize("dead", [(), (1, 3), (0, 1, 2, 3)])
-def test_shared_biases_and_norms_without_parameters_are_counted(dead: tuple[int, ...]) -> None:
+def test_shared_parameters_and_norms_without_any_are_counted(dead: tuple[int, ...]) -> None:
     model = nn.Sequential(
         Net(last=nn.Conv2d(4, 3, 1)), Net(last=nn.Conv2d(4, 2, 1)), nn.Conv2d(2, 3, 1), nn.Conv2d(3, 3, 1)
     )
     model[1].second = nn.BatchNorm2d(4, affine=False)
     model[2].bias = model[3].bias = model[0].last.bias
+    model[0].last.scale = model[1].last.scale = nn.Parameter(torch.ones(3))  # which no cut changes
     mask = torch.tensor([channel not in dead for channel in range(4)])
     plan = make_plan(of(model), model, {"0.bn": mask, "1.bn": mask})
     compact = apply_plan(plan, model)

@@ -149,7 +149,9 @@ def _cut_module(module: nn.Module, cut: ModuleCut, constants: FloatArray | None,
     correction = _folded(module, cut, constants) if cut.folded else None
     for attribute, tensor in (*module._parameters.items(), *module._buffers.items()):
         if tensor is not None:
-            _replace(module, attribute, slice_tensor(cut, attribute, tensor))
+            part = slice_tensor(cut, attribute, tensor)
+            if part.shape != tensor.shape:  # what stays whole may be another module's as well
+                _replace(module, attribute, part)
     if correction is not None:
         _add_bias(module, correction)
     _describe(module, cut)
