@@ -169,6 +169,7 @@ def _assert_same(left: nn.Module, right: nn.Module, example: Tensor) -> None:
 
 def test_layers_of_all_kinds_are_folded() -> None:
     model, example = Residual(), torch.randn(2, 3, 8, 8)
+    model._modules = {"listed": nn.ModuleList([model.norm]), **model._modules}  # its first name is not that of its call
     randomise_(model, dead=0)
     folded = fold_batch_norms(model, example)
     assert _norms(folded) == []

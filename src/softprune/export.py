@@ -16,7 +16,7 @@ from torch.fx import Node
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 
-from softprune.cut.apply import HISTORY, duplicated
+from softprune.cut.apply import HISTORY, duplicated, parents_of
 from softprune.cut.verify import Comparison, changed_and_verified, compare, noise, outputs_of, shapes_of, worst_of
 from softprune.devices import WIDTH_MULTIPLE, disliked_widths
 from softprune.errors import ConfigError, ModelError, SoftpruneError, VerificationError, first_line, import_optional
@@ -300,5 +300,5 @@ def _fold(network: nn.Module, layer_name: str, norm_name: str) -> None:
     rest: nn.Module = nn.Identity()
     if is_timm_batch_norm(type(norm)):
         rest = nn.Sequential(OrderedDict(drop=norm.drop, act=norm.act))
-    path, _, attribute = norm_name.rpartition(".")
-    network.get_submodule(path)._modules[attribute] = rest.eval()
+    for parent, attribute in parents_of(network)[norm]:
+        parent._modules[attribute] = rest.eval()

@@ -96,7 +96,7 @@ def cut_(plan: PrunePlan, compact: nn.Module) -> None:
     """
     # The earlier plans lead to the network as it was then, not to one with another head, say.
     earlier = plans_of(compact) if changed_since_the_cut(compact) is None else ()
-    parents = _parents(compact)
+    parents = parents_of(compact)
     # Indices first: the layer that an index belongs to may be replaced, and the index with it.
     for name, cut in sorted(plan.modules.items(), key=lambda item: item[1].kind != "select"):
         if cut.changes:
@@ -125,7 +125,8 @@ Parents = dict[nn.Module, list[tuple[nn.Module, str]]]
 """Module -> the modules that it is registered in, with its name there."""
 
 
-def _parents(model: nn.Module) -> Parents:
+def parents_of(model: nn.Module) -> Parents:
+    """Return where every module is registered: at several places if it has several names."""
     parents: Parents = {}
     for parent in model.modules():
         for attribute, child in parent._modules.items():
