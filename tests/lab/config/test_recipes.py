@@ -57,9 +57,10 @@ def test_the_authors_settings_are_the_papers_recipes() -> None:
 
 def test_overrides_are_applied_in_order_and_typed() -> None:
     settings = ["optimizer.lr=0.5", "optimizer.lr=0.25", "schedule.milestones=[3, 5]", "model.name=vgg16", "name=2024"]
-    config = load_recipe("digits", [*settings, "train={dense_baseline=false}", "method.options.gain=3"])
+    keep = 'method.options.keep={"stages.*" = [0.1, 0.5]}'
+    config = load_recipe("digits", [*settings, "train={dense_baseline=false}", "method.options.gain=3", keep])
     assert (config.optimizer.lr, config.schedule.milestones, config.model.name) == (0.25, (3, 5), "vgg16")
-    assert (config.name, config.method.options) == ("2024", {"gain": 3})
+    assert (config.name, config.method.options) == ("2024", {"gain": 3, "keep": {"stages.*": [0.1, 0.5]}})
     assert (config.train.dense_baseline, config.train.epochs) == (False, 14), "other settings of a section stay"
 
 
@@ -131,6 +132,7 @@ def test_the_reference_page_is_up_to_date_and_its_example_a_recipe(tmp_path: Pat
         ("best-cifar10-vgg16-macs34", ["method.target.params=0.5"], {"params": 0.5}, None),
         ("cifar10-resnet56-scp", ["method.target.macs=0.5"], {"macs": 0.5}, None),
         ("cifar10-resnet56-scp", ["method.target={}"], {}, 5e-5),
+        ("digits", ["method.name=l1", "method.options.ratio=0.5"], {}, None),
     ],
 )
 def test_of_a_strength_and_a_target_the_given_one_replaces_the_recipes(

@@ -74,14 +74,15 @@ def resolve_recipe(path: Path, values: dict[str, Any], overrides: Iterable[tuple
 
 
 def _choose_strength_or_target(method: Any, given: Mapping[str, Any]) -> None:
-    """A target controls the strength: whichever of the two is given replaces what the recipe has."""
+    """Of a target and a strength, whichever is given replaces what the recipe has; a ratio replaces a target, too."""
     if not isinstance(method, dict):
         return
+    options = given.get("options")
     if given.get("target"):
         method["target"] = given["target"]
         if "strength" not in given:
             method.pop("strength", None)
-    elif "strength" in given:
+    elif "strength" in given or (isinstance(options, dict) and {"ratio", "ratio_dist"} & options.keys()):
         method.pop("target", None)
     # A run's resolved configuration has the default beside its target.
     if method.get("target") and method.get("strength", MethodConfig().strength) != MethodConfig().strength:

@@ -69,7 +69,7 @@ Share = Annotated[float, Ge(0), Lt(1)]
 Globs = Annotated[tuple[str, ...], FromList]
 Epochs = Annotated[tuple[PositiveCount, ...], FromList]
 _Plain = bool | int | float | str
-Options = dict[str, _Plain | list[_Plain] | dict[str, _Plain]]
+Options = dict[str, _Plain | list[_Plain] | dict[str, _Plain | list[_Plain]]]
 
 
 def _to_config_error(error: ErrorDetails, section: type[Section]) -> ConfigError:

@@ -60,7 +60,10 @@ def check_method(run: RunConfig) -> None:
         )
     if config.target and "target" not in keywords_of(method):
         able = _able(lambda each: "target" in keywords_of(each))
-        raise ConfigError(f"method.target needs a method that can meet one: {able}. Got {config.name}.")
+        raise ConfigError(
+            f"method.target needs a method that can meet one: {able}. Got {config.name}; set method.strength "
+            "instead, or method.target={} for none."
+        )
     own = options_of(method)
     for option in config.options:
         if option not in (*own, *RARE):
