@@ -75,6 +75,8 @@ def test_other_files_are_refused_with_those_that_are_accepted(
     assert "code ran" not in capsys.readouterr().out
     with pytest.raises(FileFormatError, match="No such file"):
         read_weights(tmp_path / "nowhere.pt")
+    with pytest.raises(ConfigError, match="A run must be a folder"):
+        read_weights(tmp_path)
 
 
 def test_weights_of_another_network_are_refused() -> None:
@@ -110,8 +112,10 @@ def test_a_classifier_for_other_classes_is_left_out_and_named(tmp_path: Path, ca
         assert torch.equal(value, fresh[name] if name.startswith("classifier") else trained[name]), name
     assert "softprune" in caplog.text
     assert "7 classes instead of 10: not loaded, and initialised at random: classifier.weight" in caplog.text
-    head = nn.Sequential(nn.Conv2d(4, 7, 1))
-    assert not load_weights(nn.Sequential(nn.Conv2d(4, 10, 1)), head.state_dict(), "a file", 10)
+    seven, ten = (nn.Sequential(nn.Conv2d(4, classes, 1)) for classes in (7, 10))
+    for head in (seven, ten):
+        head[0].register_buffer("scale", torch.tensor(1.0))  # a number, as a quantised layer has
+    assert not load_weights(ten, seven.state_dict(), "a file", 10)
 
 
 _FACTORIES = """

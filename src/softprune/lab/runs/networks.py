@@ -124,7 +124,7 @@ def load_weights(network: nn.Module, state: Mapping[str, Tensor], source: str, n
         name
         for name, own in expected.items()
         if name.startswith(tuple(heads)) and name in state and own.ndim == state[name].ndim
-        if len(own) == num_classes != len(state[name]) and own.shape[1:] == state[name].shape[1:]
+        if own.shape[:1] == (num_classes,) != state[name].shape[:1] and own.shape[1:] == state[name].shape[1:]
     ]
     try:
         network.load_state_dict({**state, **{name: expected[name] for name in head}})
@@ -144,7 +144,7 @@ def load_weights(network: nn.Module, state: Mapping[str, Tensor], source: str, n
 def read_weights(path: Path) -> dict[str, Tensor]:
     """Read a state_dict from a file or from the newest checkpoint of a run."""
     if path.is_dir():
-        state = read_newest(RunFolder(path).checkpoints)[1]
+        state = read_newest(RunFolder.open(path).checkpoints)[1]
         if state["history"]["cuts"]:
             raise FileFormatError(
                 f"model.weights must be of a dense network. Got the run {path}, whose network was cut in training."
