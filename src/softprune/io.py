@@ -51,9 +51,11 @@ def read_bytes(path: Path, limit: int = 2**28) -> bytes:
                     f"{path} must have at most {limit:,} bytes. Got {facts.st_size:,}; it is not what softprune wrote."
                 )
             return file.read(facts.st_size)
-    except OSError as error:
+    except FileFormatError:
+        raise
+    except (OSError, ValueError) as error:  # a ValueError if the path has a NUL byte
         raise FileFormatError(
-            f"{path} must be readable. Got {error.strerror}; check the path and its permissions."
+            f"{path} must be readable. Got {getattr(error, 'strerror', error)}; check the path and its permissions."
         ) from error
 
 

@@ -124,6 +124,11 @@ def test_an_incomplete_folder(root, change, message):
         _load(root)
 
 
+def test_a_path_with_a_nul_byte_is_refused(root):
+    with pytest.raises(DataError, match="Got embedded null byte"):
+        _load(root / "a\0b")
+
+
 def test_held_out_images_are_not_augmented(root):
     bundle, plain = _load(root, holdout=3), _load(root, augment=False)
     assert (len(bundle.train), len(bundle.holdout)) == (7, 3)

@@ -198,7 +198,7 @@ def _load_folder(root: Path | None, config: DataConfig, seed: int) -> DataBundle
             ImageFolder(str(root / part), centre, loader=read_image, is_valid_file=is_image)
             for part in ("train", "val")
         )
-    except OSError as error:
+    except (OSError, ValueError) as error:  # a ValueError if the path has a NUL byte
         raise DataError(
             f"Images in folders need {root}/train and {root}/val, each with a folder of images for each class "
             f"({', '.join(IMG_EXTENSIONS)}). Got {str(error).strip()}"
