@@ -196,6 +196,7 @@ def test_rounding_holds_and_a_gap_is_reported(caplog):
         ({"target": {"macs": 0.5, "params": 0.5}}, "one key"),
         ({"target": {"macs": 1e-4}}, "within reach"),
         ({"target": {"channels": 3}, "min_channels": 10}, "within reach"),
+        ({"target": {"channels": 3}, "keep": 0.5}, "keep, min_channels"),
         ({"target": {"params": 10**9}}, "below the dense"),
         ({"final_at": 1}, "`final_at`.*Got 1; "),
     ],

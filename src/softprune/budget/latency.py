@@ -106,7 +106,7 @@ class LatencyTable:
         """What else may be the reason that a target is out of reach."""
         return (
             f" Of the dense {self.dense_ms:.4g} ms, {self.whole_ms[0]:.4g} ms belong to no layer: measure on an idle "
-            "machine, or at a larger batch (that of the example), where channels take a larger share."
+            "machine, or at a larger batch (of the example or a `latency_table`), where channels take a larger share."
         )
 
     def parts(self, modules: Mapping[str, ModuleCut]) -> float:

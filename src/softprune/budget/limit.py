@@ -135,8 +135,8 @@ class Limit:
             raise ConfigError(
                 f"A target must be within reach: at least {self.target.figure(floor)} "
                 f"({100 * floor / self.dense:.1f}%) remain if every site is cut to its floor. Got "
-                f"{self.target.figure(self.limit)}; softprune.inspect says what is frozen and why, and min_channels, "
-                f"round_to, include and exclude raise the floor.{hint}"
+                f"{self.target.figure(self.limit)}; softprune.inspect says what is frozen and why, and keep, "
+                f"min_channels, round_to, include and exclude raise the floor.{hint}"
             )
 
     def smallest_cuts(self, network: nn.Module) -> Iterator[tuple[float, dict[str, Tensor]]]:

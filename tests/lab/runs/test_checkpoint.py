@@ -45,6 +45,11 @@ def test_a_damaged_newest_falls_back_and_says_so(tmp_path: Path, damage: str, ca
     assert len(list(tmp_path.iterdir())) == 2
 
 
+def test_a_folder_without_checkpoints_says_so(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"Got none in .*, and no complete one. Restore"):
+        checkpoint.read_newest(tmp_path)
+
+
 def test_a_checkpoint_of_another_version_is_left_alone(tmp_path: Path) -> None:
     path = checkpoint.save_checkpoint(tmp_path, 1, _state(1))
     path.write_bytes(path.read_bytes().replace(b"softprune checkpoint 3 ", b"softprune checkpoint 2 "))

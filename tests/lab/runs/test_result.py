@@ -111,3 +111,6 @@ def test_a_record_that_is_not_ours_is_refused_with_its_field(make_run: Make, cha
         render_run(folder)
     assert str(caught.value).isprintable()
     assert not (folder / "report.html").exists()
+    (folder / "result.json").write_text('{"format": 2')
+    with pytest.raises(FileFormatError, match=r"Got .* 2': Invalid JSON"):
+        render_run(folder)

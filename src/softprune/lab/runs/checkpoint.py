@@ -101,9 +101,8 @@ def read_newest(folder: Path) -> tuple[Path, dict[str, Any]]:
                 raise
             # The process that trains the run has deleted it in the meantime.
     raise CheckpointError(
-        f"The network of a run is in its checkpoints. Got {len(paths) or 'none'} in {folder}, none of which is "
-        f"complete. Restore a copy of one, or train from the beginning with "
-        f"`{RunFolder(folder.parent).resume_command}`."
+        f"The network of a run is in its checkpoints. Got {len(paths) or 'none'} in {folder}, and no complete one. "
+        f"Restore a copy of one, or train from the beginning with `{RunFolder(folder.parent).resume_command}`."
     )
 
 

@@ -282,7 +282,7 @@ def parse(kind: type[RecordType], content: bytes, place: str, remedy: str) -> Re
         return kind.model_validate_json(content)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        field = ".".join(map(str, first["loc"]))
+        field = f" for {'.'.join(map(str, first['loc']))!r}" if first["loc"] else ""
         raise FileFormatError(
-            f"{place} must be what softprune writes. Got {show(first['input'])} for {field!r}: {first['msg']}. {remedy}"
+            f"{place} must be what softprune writes. Got {show(first['input'])}{field}: {first['msg']}. {remedy}"
         ) from error
