@@ -51,6 +51,13 @@ def test_kept_blocks_are_those_of_the_dense_weight(name: str, memory_format: tor
     assert got.is_contiguous(memory_format=memory_format)
 
 
+@pytest.mark.parametrize("shape", [(), (3,), (9, 6)])
+def test_what_a_norm_has_beside_its_channels_stays(shape: tuple[int, ...]) -> None:
+    cut = ModuleCut(kind="norm", width_in=6, width_out=6, inputs=(1, 5), outputs=(1, 5))
+    history = torch.randn(shape)
+    assert torch.equal(slice_tensor(cut, "history", history), history)
+
+
 @pytest.mark.parametrize("inference", [False, True])
 def test_a_range_of_channels_is_a_new_tensor(inference: bool) -> None:
     with torch.inference_mode(inference):

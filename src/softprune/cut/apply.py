@@ -235,9 +235,7 @@ def _part(tensor: Tensor, dim: int, kept: Sequence[int]) -> Tensor:
 
 def slice_tensor(cut: ModuleCut, attribute: str, tensor: Tensor) -> Tensor:
     """Return the part of a module's own parameter or buffer that stays, in its memory format."""
-    if tensor.ndim == 0:
-        return tensor.detach().clone()
-    if cut.kind in ("norm", "constant"):
+    if cut.kind in ("norm", "constant") and tensor.shape[:1] == (cut.width_out,):
         return take(tensor, 0, cut.outputs)
     if attribute == "weight":
         return _as_before(tensor, _slice_weight(cut, tensor))
