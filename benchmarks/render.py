@@ -23,7 +23,7 @@ sys.path.insert(0, str(HERE / "paper"))
 
 import figure4  # noqa: E402
 from missing import missing_table, summary, wanted_table  # noqa: E402
-from tables import all_runs, baselines, figure, markdown, paper_table, runs, scp_table  # noqa: E402
+from tables import all_runs, baselines, figure, markdown, paper_table, runs  # noqa: E402
 
 DOCUMENTS = (
     "README.md",
@@ -476,7 +476,6 @@ TABLES: dict[str, Callable[..., str]] = {
     "speed": speed,
     "latency_targets": latency_targets,
     "yolo": yolo,
-    "results": scp_table,
     "training": training,
     "goals": goals,
     "finetuned": finetuned,

@@ -15,8 +15,6 @@ HERE = Path(__file__).parent
 RESULTS = HERE.parents[1] / "results"
 SAME_FLOPS = 1.0
 """Points by which a target in MACs may differ from the paper's FLOPs reduction for a run to be the paper's row."""
-NETWORKS = {"densenet40": "DenseNet-40", "resnet56": "ResNet-56", "vgg16": "VGG-16", "vgg19": "VGG-19"}
-DATA = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
 Record = dict[str, str]
 """A row of runs.csv."""
 
@@ -157,28 +155,3 @@ def _cells(row: PaperRow, ours: Measured | None, *, timed: bool) -> list[str]:
     for column, cut in zip(("paper_channels_cut", "paper_params_cut", "paper_flops_cut"), cuts, strict=True):
         cells += [figure(ours.values(column), 1), cut]
     return [*cells, *([figure(ours.values("dense_ms")), figure(ours.values("compact_ms"))] if timed else [])]
-
-
-def scp_table() -> str:
-    """Return the README's table: the rows of SCP itself on CIFAR that have a record."""
-    records = runs()
-    rows = []
-    for row in sorted(paper_rows(), key=lambda row: (row.table, row.recipe.split("-")[:2], row.flops or 0)):
-        ours = measured(row, records)
-        if not row.recipe.startswith("cifar") or "-scp" not in row.recipe or "norelu" in row.recipe or ours is None:
-            continue
-        if row.table == 5 or any(row.recipe == cells[-1] for cells in rows):
-            continue  # table 5 repeats rows of tables 2 and 3, and tables 6 and 7 some
-        first = ours.runs[0]
-        cells = [str(row.table), DATA[first["data"]], NETWORKS[first["network"]], str(len(ours.runs))]
-        cells += [number(mean(ours.baselines) if ours.baselines else None), _mean(ours, "last_top1")]
-        cells += [_mean(ours, "best_top1"), number(row.top1), _mean(ours, "paper_flops_cut", 1), number(row.flops, 1)]
-        rows.append([*cells, _mean(ours, "paper_params_cut", 1), number(row.params, 1), row.recipe])
-    head = ["table", "data", "network", "seeds", "dense", "pruned", "best epoch", "paper"]
-    head += ["FLOPs cut", "paper", "parameters cut", "paper"]
-    return markdown(head, [cells[:-1] for cells in rows], left=3)
-
-
-def _mean(ours: Measured, column: str, digits: int = 2) -> str:
-    values = ours.values(column)
-    return number(mean(values) if values else None, digits)
