@@ -110,10 +110,13 @@ class ArrayDataset:
         chosen = indices.to(self.device)
         return replace(self, images=self.images[chosen], labels=self.labels[chosen])
 
+    def normalise(self, pixels: Tensor) -> Tensor:
+        """Return the network's input from stored values (..., C, H, W)."""
+        return normalised(pixels, self.mean, self.std)
+
     def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """Return normalised images, without augmentation, and labels."""
-        pixels = self.images.index_select(0, indices)
-        return normalised(pixels, self.mean, self.std), self.labels.index_select(0, indices)
+        return self.normalise(self.images.index_select(0, indices)), self.labels.index_select(0, indices)
 
 
 @dataclass(frozen=True)
@@ -227,7 +230,7 @@ def augmented_batch(
         pixels = resized_crops(pixels, boxes, augmentation.resize, flipped)
     else:
         pixels, inside = _shifted(pixels, u[:2], augmentation.pad, flipped)
-    images = normalised(pixels, data.mean, data.std)
+    images = data.normalise(pixels)
     if augmentation.erasing:
         kept = ~erased_pixels(uniform_noise(clock, erasing), augmentation.erasing, *pixels.shape[-2:])
         inside = kept if inside is None else inside & kept
