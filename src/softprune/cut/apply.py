@@ -12,7 +12,7 @@ from torch.optim import LBFGS, Optimizer
 from torch.utils import _pytree as pytree
 
 from softprune.cut.analyses import constant_contribution
-from softprune.cut.plan import ModuleCut, PrunePlan, model_shapes
+from softprune.cut.plan import Indices, ModuleCut, PrunePlan, model_shapes
 from softprune.errors import ModelError, PlanError
 from softprune.graph.channels import FloatArray
 from softprune.graph.modules import ConstantOutput, Select, select_input
@@ -99,13 +99,19 @@ def cut_(plan: PrunePlan, compact: nn.Module) -> None:
     parents = parents_of(compact)
     # Indices first: the layer that an index belongs to may be replaced, and the index with it.
     for name, cut in sorted(plan.modules.items(), key=lambda item: item[1].kind != "select"):
-        if cut.changes:
+        if cut.changes and not plan.goes(name):
             _cut_module(compact.get_submodule(name), cut, plan.constants.get(name), parents)
+    for name, kept in plan.branches.items():
+        _put_constant(compact.get_submodule(name), kept, plan.constants.get(name), parents)
     for name, loose in plan.parameters.items():
+        if plan.goes(name):
+            continue
         path, _, attribute = name.rpartition(".")
         owner = compact.get_submodule(path)
         _replace(owner, attribute, take(getattr(owner, attribute), loose.dim, loose.kept))
     for name, attributes in plan.attributes.items():
+        if plan.goes(name) or name in plan.branches:
+            continue
         vars(compact.get_submodule(name)).update(attributes)
     setattr(compact, HISTORY, (*earlier, plan))
     setattr(compact, SHAPES, model_shapes(compact))
@@ -137,9 +143,7 @@ def parents_of(model: nn.Module) -> Parents:
 
 def _cut_module(module: nn.Module, cut: ModuleCut, constants: FloatArray | None, parents: Parents) -> None:
     if cut.constant:
-        replacement = _constant_output(module, cut, constants)
-        for parent, attribute in parents[module]:
-            parent._modules[attribute] = replacement
+        _put_constant(module, cut.outputs, constants, parents)
         return
     if cut.kind == "select":
         assert isinstance(module, Select)
@@ -190,14 +194,15 @@ def _describe(module: nn.Module, cut: ModuleCut) -> None:
         module.groups = cut.groups  # type: ignore[assignment]
 
 
-def _constant_output(module: nn.Module, cut: ModuleCut, constants: FloatArray | None) -> ConstantOutput:
-    weight: Tensor = module.weight  # type: ignore[assignment]
-    value = torch.zeros(cut.width_out, dtype=torch.float64) if constants is None else torch.from_numpy(constants)
+def _put_constant(module: nn.Module, outputs: Indices, constants: FloatArray | None, parents: Parents) -> None:
+    """Put a constant in the place of `module`."""
+    weight = next(module.parameters())
     # Channels that stay for the shapes' sake only have no constant; no layer reads them.
-    kept = torch.nan_to_num(value)[list(cut.outputs)]
-    output = ConstantOutput(module, kept.to(weight.device, weight.dtype))
-    output.training = module.training
-    return output
+    kept = np.zeros(len(outputs)) if constants is None else np.nan_to_num(constants)[list(outputs)]
+    replacement = ConstantOutput(module, torch.from_numpy(kept).to(weight.device, weight.dtype))
+    replacement.training = module.training
+    for parent, attribute in parents[module]:
+        parent._modules[attribute] = replacement
 
 
 def _folded(module: nn.Module, cut: ModuleCut, constants: FloatArray | None) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from softprune.cut.analyses import BoolArray, Liveness, constants, depthwise
 from softprune.errors import PlanError
 from softprune.graph import ChannelGraph
-from softprune.graph.channels import ConstantOp, ForwardAnalysis, LayerOp, NormOp, SelectOp, Use
+from softprune.graph.channels import ConstantOp, ForwardAnalysis, IntArray, LayerOp, NormOp, SelectOp, Use
 
 FORMAT = "softprune.plan"
 VERSION = 1
@@ -87,9 +87,11 @@ class PrunePlan:
     """Modules that keep one channel although nothing reads it, since a module cannot be empty."""
     attributes: dict[str, dict[str, int]] = field(default_factory=dict)
     """Integers on modules that repeat the width of pieces in their forward(), such as C2f.c: what they become."""
+    branches: dict[str, Indices] = field(default_factory=dict)
+    """Modules with layers of their own that give a constant whatever they read: the channels of it that stay."""
     constants: dict[str, NDArray[np.float64]] = field(default_factory=dict, compare=False, repr=False)
-    """Constant inputs of layers that fold them, outputs of layers that became constants, at the weights the plan was
-    made for. Not stored: in the weights of a saved network they are folded already."""
+    """Constant inputs of layers that fold them, outputs of what became constant, at the weights the plan was made for.
+    Not stored: in the weights of a saved network they are folded already."""
 
     def masks(self) -> dict[str, Tensor]:
         """Return the hard mask of every masked BatchNorm, True where a channel is kept."""
@@ -99,12 +101,17 @@ class PrunePlan:
             masks[name][list(kept)] = True
         return masks
 
+    def goes(self, name: str) -> bool:
+        """Return whether the module or parameter `name` goes with a branch."""
+        return any(name.startswith(f"{branch}.") for branch in self.branches)
+
     def to_json(self) -> str:
         """Return the plan as text; :meth:`from_json` reads it."""
         body = _renamed(asdict(replace(self, constants={})), NAMES_IN_FILES)
         del body["constants"]
-        if not self.attributes:
-            del body["attributes"]
+        for name in ("attributes", "branches"):
+            if not body[name]:
+                del body[name]
         for name, cut in body["modules"].items():
             kind = "source" if cut["kind"] == "constant" else cut["kind"]
             body["modules"][name] = {**_renamed(cut, NAMES_IN_FILES), "kind": kind}
@@ -135,7 +142,10 @@ class PrunePlan:
         try:
             modules = {name: _read(ModuleCut, cut) for name, cut in body["modules"].items()}
             parameters = {name: _read(ParameterCut, cut) for name, cut in body["parameters"].items()}
-            shapes = {key: {name: tuple(row) for name, row in body[key].items()} for key in ("dense", "sites")}
+            rows = {"branches": {}, **body}
+            shapes = {
+                key: {name: tuple(row) for name, row in rows[key].items()} for key in ("dense", "sites", "branches")
+            }
             return _read(cls, {**body, **shapes, "modules": modules, "parameters": parameters})
         except (AttributeError, KeyError, TypeError) as error:
             raise PlanError(f"the plan is malformed ({error}). Save it again.") from error
@@ -212,7 +222,7 @@ def make_plan(
     live = Liveness(graph, values, round_to, gathers).solve()
     cuts = _Cuts(live, hard)
     cuts.forward(graph.ops)
-    modules = cuts.modules
+    modules, branches = cuts.modules, _constant_branches(graph, live)
     parameters = {
         each.name: ParameterCut(dim=each.dim, width=len(each.atoms), kept=cuts.kept(cuts.present[each.atoms]))
         for each in graph.free_parameters.values()
@@ -226,16 +236,31 @@ def make_plan(
         parameters=parameters,
         macs=graph.unread_macs + sum(each.positions * _weights(each, modules[each.name]) for each in graph.layers),
         dense_macs=dense_macs(graph),
-        params=_params(graph, modules, parameters),
+        params=_params(graph, modules, parameters, branches),
         dense_params=sum(graph.params.values()),
         kept_for_shape=tuple(dict.fromkeys(live.kept_for_shape)),
         attributes=_attributes(graph, model, live) if graph.attributes_follow else {},
-        constants={
+        branches={name: cuts.kept(live.is_present(atoms)) for name, atoms in branches.items()},
+        constants={name: values[atoms] for name, atoms in branches.items()}
+        | {
             layer.name: values[layer.outputs if modules[layer.name].constant else layer.inputs]
             for layer in graph.layers
             if modules[layer.name].constant or modules[layer.name].folded
         },
     )
+
+
+def _constant_branches(graph: ChannelGraph, live: Liveness) -> dict[str, IntArray]:
+    """Return the branches whose remaining channels are all constant, without those inside another one, and these."""
+    found: dict[str, IntArray] = {}
+    for branch in graph.branches:
+        if np.isnan(live.values[branch.outputs[live.is_present(branch.outputs)]]).any():
+            continue
+        layers = (layer for layer in graph.layers if layer.name.startswith(f"{branch.name}."))
+        inside = any(branch.name.startswith(f"{outer}.") for outer in found)
+        if not inside and all(layer.replaceable for layer in layers):
+            found[branch.name] = branch.outputs
+    return found
 
 
 def _attributes(graph: ChannelGraph, model: nn.Module, live: Liveness) -> dict[str, dict[str, int]]:
@@ -370,7 +395,12 @@ def _weights(layer: LayerOp, cut: ModuleCut) -> int:
     return layer.kernel * len(cut.inputs) * len(cut.outputs) // cut.groups
 
 
-def _params(graph: ChannelGraph, modules: Mapping[str, ModuleCut], parameters: Mapping[str, ParameterCut]) -> int:
+def _params(
+    graph: ChannelGraph,
+    modules: Mapping[str, ModuleCut],
+    parameters: Mapping[str, ParameterCut],
+    branches: Collection[str],
+) -> int:
     sizes: dict[str, int] = dict(graph.params)
     for record in (*graph.layers, *graph.norms):
         cut = modules[record.name]
@@ -379,8 +409,9 @@ def _params(graph: ChannelGraph, modules: Mapping[str, ModuleCut], parameters: M
             sizes[weight] = _weights(record, cut) if isinstance(record, LayerOp) else len(cut.outputs)
         if bias in sizes or cut.folded:
             sizes[bias] = 0 if cut.constant else len(cut.outputs)
-    total = sum(sizes.values())
+    gone = {name for name in sizes for branch in branches if name.startswith(f"{branch}.")}
+    total = sum(size for name, size in sizes.items() if name not in gone)
     for name, parameter in parameters.items():
-        if name in graph.params:
+        if name in graph.params and name not in gone:
             total -= graph.params[name] - graph.params[name] // parameter.width * len(parameter.kept)
     return total

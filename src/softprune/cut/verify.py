@@ -338,14 +338,15 @@ def masks_on(model: nn.Module, masks: Mapping[str, Tensor]) -> Iterator[None]:
 def _narrow_(compact: nn.Module, network: nn.Module) -> None:
     """Convert the floating tensors of `compact`, which was cut in float64, to the dtypes that `network` has them in.
 
-    What a cut adds (biases, outputs of removed layers) has the dtype of the layer's weight.
+    What a cut adds (biases, outputs of removed layers and branches) has the dtype of the weights there.
     """
     named = (network.named_parameters(remove_duplicate=False), network.named_buffers(remove_duplicate=False))
     dtypes = {name: tensor.dtype for tensors in named for name, tensor in tensors}
 
     def own(path: str, name: str, tensor: Tensor) -> Tensor:
         prefix = f"{path}." if path else ""
-        dtype = dtypes.get(prefix + name) or dtypes.get(f"{prefix}weight", tensor.dtype)
+        inside = (dtype for each, dtype in dtypes.items() if each.startswith(prefix) and dtype.is_floating_point)
+        dtype = dtypes.get(prefix + name) or dtypes.get(f"{prefix}weight") or next(inside, tensor.dtype)
         return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
     for path, module in compact.named_modules():

@@ -10,6 +10,7 @@ from typing import TypeVar
 import numpy as np
 
 from softprune.graph.channels import (
+    Branch,
     EqualWidths,
     FreeParameter,
     Frozen,
@@ -47,6 +48,8 @@ class ChannelGraph:
     norms: list[NormOp] = field(default_factory=list)
     """The BatchNorms, each once."""
     equal_widths: list[EqualWidths] = field(default_factory=list)
+    branches: list[Branch] = field(default_factory=list)
+    """Modules that a constant may replace, the outer ones first."""
     free_parameters: dict[str, FreeParameter] = field(default_factory=dict)
     outputs: list[IntArray] = field(default_factory=list)
     """Atoms of the model's outputs."""

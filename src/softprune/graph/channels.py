@@ -292,6 +292,15 @@ class EqualWidths:
 
 
 @dataclass(frozen=True, eq=False)
+class Branch:
+    """A module with layers of its own that is called once, for one tensor of the same batch and space, and of which
+    nothing but the result is read."""
+
+    name: str
+    outputs: IntArray
+
+
+@dataclass(frozen=True, eq=False)
 class UnprovenSize:
     """Channels whose number an explicit size in forward() may fix: a trial cut decides."""
 

@@ -82,13 +82,14 @@ def select_input(
 
 
 class ConstantOutput(nn.Module):
-    """Stands where a layer had nothing left to read: a constant per channel, in the shape the layer would give."""
+    """Stands where a layer or a whole branch had nothing left to read: a constant per channel, in the shape that it
+    would give."""
 
     value: Tensor
 
     def __init__(self, layer: nn.Module, value: Tensor) -> None:
         super().__init__()
-        self.layer = type(layer).__name__
+        self.layer, self.channels_last = type(layer).__name__, isinstance(layer, nn.Linear)
         self.register_buffer("value", value)
         self.transposed = isinstance(layer, nn.modules.conv._ConvTransposeNd)
         self.geometry: tuple[tuple[int, int, int, int], ...] = ()
@@ -119,12 +120,16 @@ class ConstantOutput(nn.Module):
             super().__setattr__(name, value)
 
     def forward(self, input: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
-        if not self.geometry:
+        if self.channels_last:
             return self.value.expand(*input.shape[:-1], len(self.value)).clone()
-        sizes = [
-            (size - 1) * stride - pads + reach + 1 if self.transposed else (size + pads - reach - 1) // stride + 1
-            for size, (reach, stride, pads, _) in zip(input.shape[2:], self.geometry, strict=True)
-        ]
+        sizes = (
+            [
+                (size - 1) * stride - pads + reach + 1 if self.transposed else (size + pads - reach - 1) // stride + 1
+                for size, (reach, stride, pads, _) in zip(input.shape[2:], self.geometry, strict=True)
+            ]
+            if self.geometry
+            else list(input.shape[2:])
+        )
         if output_size is not None:
             sizes = list(output_size[-len(sizes) :])
         elif self.transposed:

@@ -5,6 +5,7 @@ others are taken apart first (`DECOMPOSED`), so that they need no rule. `node.me
 
 * ``val``: the output, without data;
 * ``calls``: the calls of modules that were running, the innermost last: a key of the call, and the name;
+* ``returned``: the calls that gave it, of one tensor to one with as many samples and positions;
 * ``tensor``: on placeholders, the name of the parameter or buffer;
 * ``made``: on placeholders, whether it is a tensor that forward() reads and that is neither given nor registered.
 """
@@ -40,6 +41,10 @@ from softprune.module_state import attributes_kept, evaluating
 
 ExampleLike = Any
 """A tensor, a tuple of positional arguments, or ``(args, kwargs)`` with a tuple and a dict."""
+
+
+ModuleCall = tuple[str, str]
+"""A key of the call, and the name of the module."""
 
 
 def per_sample(count: int, batch: int) -> int:
@@ -283,7 +288,7 @@ def record(model: nn.Module, example: Example, *, training: bool = False) -> lis
                 values_known(),
                 mode,
                 enable_python_dispatcher(),
-                calls_noted(recorder.running, model),
+                calls_noted(recorder.running, model, recorder.note_result),
                 recorder,
             ):
                 output = torch.func.functional_call(model, fakes, call.args, call.kwargs)
@@ -339,15 +344,20 @@ def fake_like(mode: FakeTensorMode, tensor: Tensor) -> Tensor:
 
 
 @contextmanager
-def calls_noted(running: list[tuple[str, str]], model: nn.Module) -> Iterator[None]:
-    """Keep in `running` the modules that are running, the innermost last: a key of the call, and the name."""
+def calls_noted(
+    running: list[ModuleCall], model: nn.Module, note: Callable[[ModuleCall, Tensor, Tensor], None] | None = None
+) -> Iterator[None]:
+    """Keep in `running` the calls of modules that are running, the innermost last, and `note` those that make a tensor
+    of one tensor."""
     handles, numbers = [], itertools.count(1)
 
     def entering(name: str) -> Callable[..., None]:
         return lambda module, args: running.append((f"{name}@{next(numbers)}", name))
 
     def leave(module: nn.Module, args: Any, output: Any) -> None:
-        running.pop()
+        call = running.pop()
+        if note is not None and len(args) == 1 and isinstance(args[0], Tensor) and isinstance(output, Tensor):
+            note(call, args[0], output)
 
     try:
         for name, module in model.named_modules():
@@ -373,7 +383,7 @@ class _Recorder(ProxyTorchDispatchMode):
         self._nodes: dict[int, tuple[Tensor, Node]] = {}
         """id -> a tensor, which stays alive so that its id stays its own, and the node that gave it last."""
         self._shapes: list[tuple[Tensor, torch.Size]] = []
-        self.running: list[tuple[str, str]] = []
+        self.running: list[ModuleCall] = []
 
     def add_input(self, tensor: Tensor, name: str) -> Node:
         """Add and return a placeholder for `tensor`."""
@@ -398,6 +408,12 @@ class _Recorder(ProxyTorchDispatchMode):
         elif func._schema.is_mutable:
             raise ModelError(f"softprune cannot record {func}, which returns nothing.")
         return output
+
+    def note_result(self, call: ModuleCall, given: Tensor, output: Tensor) -> None:
+        """Note which call gave `output`, if it has the samples and positions of what was `given`."""
+        _, node = self._nodes.get(id(output), (None, None))
+        if node is not None and (output.shape[:1], output.shape[2:]) == (given.shape[:1], given.shape[2:]):
+            node.meta.setdefault("returned", []).append(call)
 
     def finish(self, output: Any) -> list[Node]:
         """Return all nodes, the outputs' last."""

@@ -29,6 +29,7 @@ from softprune.graph.channels import (
     BinaryOp,
     ChannelSets,
     ChannelwiseOp,
+    ConstantOp,
     Entering,
     ForwardAnalysis,
     Frozen,
@@ -52,7 +53,7 @@ LARGEST_FORMULA = 12
 NOTHING = -1
 """No BatchNorm: an input, the output of a layer, a parameter."""
 ZERO = -2
-"""Padding with zeros along the channels."""
+"""Padding with zeros along the channels, and constants."""
 NO_ACTIVATION = "none"
 Point = frozenset[int]
 Entries = dict[tuple[int, int], None]
@@ -335,6 +336,9 @@ class _Sums(ForwardAnalysis):
         else:
             self._note(op.left, NO_ACTIVATION)
             self._note(op.right, NO_ACTIVATION)
+
+    def constant(self, op: ConstantOp) -> None:
+        self.writer[op.outputs] = ZERO  # of a branch that is gone: a stream goes on without it
 
     def opaque(self, op: OpaqueOp) -> None:
         for atoms in op.inputs:

@@ -1,7 +1,9 @@
 """From a model and an example to its channel graph: the rules of its operators, in order of execution."""
 
 import operator
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 from torch import Tensor, nn
@@ -10,7 +12,7 @@ from torch.fx import Node
 from softprune.errors import ModelError
 from softprune.graph.builder import GraphBuilder, Opaque, Value, operator_name
 from softprune.graph.channel_graph import ChannelGraph
-from softprune.graph.channels import ConstantOp, LayerOp, NormOp
+from softprune.graph.channels import Branch, ConstantOp, LayerOp, NormOp
 from softprune.graph.modules import ConstantOutput
 from softprune.graph.operators import OPERATORS
 from softprune.graph.reader import Example, ExampleLike, ForwardPass, read_passes, size_dependence
@@ -36,6 +38,8 @@ def _walk(builder: GraphBuilder, forward: ForwardPass) -> None:
             builder.values[node] = _call(builder, node)
         for stale in overwritten.get(node, ()):
             _overwrite(builder, stale, node)
+    if not forward.training:
+        builder.graph.branches = _branches(builder, forward.nodes)
 
 
 def _placeholder(builder: GraphBuilder, node: Node) -> Any:
@@ -121,10 +125,51 @@ def _overwritten_by(nodes: Sequence[Node]) -> dict[Node, list[Node]]:
         if isinstance(first, Node) and (shares or node.target is operator.getitem):
             memory[node] = memory.setdefault(first, {first})
             memory[node].add(node)
-        for parameter, written in zip([] if schema is None else schema.arguments, node.args, strict=False):
-            if parameter.alias_info is not None and parameter.alias_info.is_write and isinstance(written, Node):
-                earlier = [other for other in memory.get(written, ()) if order[other] < here]
-                found[node] = [other for other in earlier if any(order[user] > here for user in other.users)]
+        for written in _written_by(node):
+            earlier = [other for other in memory.get(written, ()) if order[other] < here]
+            found[node] = [other for other in earlier if any(order[user] > here for user in other.users)]
+    return found
+
+
+def _written_by(node: Node) -> Iterator[Node]:
+    """Yield the tensors that a node writes in place."""
+    schema = getattr(node.target, "_schema", None)
+    for parameter, written in zip([] if schema is None else schema.arguments, node.args, strict=False):
+        if parameter.alias_info is not None and parameter.alias_info.is_write and isinstance(written, Node):
+            yield written
+
+
+# --- modules that may go as a whole --------------------------------------------------------------------------------
+
+
+def _branches(builder: GraphBuilder, nodes: Sequence[Node]) -> list[Branch]:
+    """Return the modules that touch the rest of the network by their result alone, in the order of their calls."""
+    members: dict[str, set[Node]] = {}
+    for node in nodes:
+        for key, _ in node.meta.get("calls", ()):
+            members.setdefault(key, set()).add(node)
+    calls = Counter(key.partition("@")[0] for key in members)
+    given = [
+        (int(key.partition("@")[2]), key, name, node) for node in nodes for key, name in node.meta.get("returned", ())
+    ]
+    found = []
+    for _, key, name, result in sorted(given):
+        own = members.get(key, set())
+        layers = [record for each, record in builder.called.items() if each.startswith(f"{name}.")]
+        read = [node for node in nodes if str(node.meta.get("tensor", "")).startswith(f"{name}.")]
+        value = builder.values[result]
+        if (
+            name
+            and result in own
+            and calls[name] == 1
+            and layers
+            and all(len(layer.uses) == 1 for layer in layers)
+            and all(own.issuperset(node.users) for node in [*own, *read] if node is not result)
+            and all(own.issuperset(_written_by(node)) for node in own)
+            and isinstance(value, Value)
+        ):
+            with suppress(Opaque):
+                found.append(Branch(name, value.along(1)))
     return found
 
 

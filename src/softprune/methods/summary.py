@@ -73,7 +73,7 @@ def summarise(
             kept=int(masks[site.name].sum()),
             floor=floors[site.name],
             rounded=int((masks[site.name] & dead[site.name]).sum()),
-            left=len(plan.modules[site.name].outputs) if site.name in plan.modules else site.width,
+            left=_left(plan, site),
         )
         for site in sites
     ]
@@ -87,3 +87,9 @@ def summarise(
         dense_params=plan.dense_params,
         filled=plan.kept_for_shape,
     )
+
+
+def _left(plan: PrunePlan, site: Site) -> int:
+    if plan.goes(site.name):
+        return 0
+    return len(plan.modules[site.name].outputs) if site.name in plan.modules else site.width

@@ -1,0 +1,105 @@
+"""Modules that a cut leaves nothing to compute in: one constant stands for each."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import softprune as sp
+from softprune.cut import cut_and_verify, make_plan, remap_optimizer
+from softprune.cut.selection import read_graph
+from softprune.graph import ConstantOutput
+from softprune.graph.sites import KINDS
+
+IMAGES = torch.randn(2, 3, 8, 8)
+
+
+class Bottleneck(nn.Sequential):
+    """Three convolutions; the last BatchNorm has no activation of its own."""
+
+    def __init__(self, *, in_place: bool = False, stride: int = 1) -> None:
+        first = [nn.ReLU(inplace=True)] if in_place else []
+        super().__init__(
+            *first, nn.Conv2d(6, 4, 1), nn.BatchNorm2d(4), nn.ReLU(inplace=True),
+            nn.Conv2d(4, 4, 3, stride, 1, groups=4), nn.BatchNorm2d(4), nn.ReLU(inplace=True),
+            nn.Conv2d(4, 6, 1), nn.BatchNorm2d(6),
+        )  # fmt: skip
+
+
+class Net(nn.Module):
+    """A stem and a residual branch that is added in one of several ways."""
+
+    def __init__(self, how: str = "") -> None:
+        super().__init__()
+        self.how = how
+        self.stem, self.bn = nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6)
+        self.branch = Bottleneck(in_place=how == "writes its input", stride=2 if how == "shrinks" else 1)
+        self.head = nn.Linear(6, 5)
+        for module in self.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                for tensor in (module.weight, module.bias, module.running_mean):
+                    nn.init.uniform_(tensor, 0.2, 0.8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.bn(self.stem(x))
+        y = self.branch(x)
+        if self.how == "added in place":
+            y += x
+        elif self.how == "shrinks":
+            y = F.max_pool2d(x, 2) + y
+        elif self.how == "called twice":
+            y = x + y + self.branch(y)
+        else:
+            y = x + y
+        y = self.head(F.relu(y).mean((2, 3)))
+        return y + self.branch[-2].weight.sum() if self.how == "is read by others" else y
+
+
+def cut(how: str = "", model: nn.Module | None = None) -> tuple[nn.Module, nn.Module]:
+    """Return a network, and its cut without any of the inner channels of the branch."""
+    torch.manual_seed(0)
+    network = (model or Net(how)).eval()
+    graph = read_graph(network, IMAGES)
+    masks = {s.name: torch.full((s.width,), not s.name.startswith("branch")) for s in graph.sites}
+    plan = make_plan(graph, network, masks)
+    compact, _ = cut_and_verify(plan, network, masks, IMAGES)
+    found, example = sp.cost(compact, IMAGES), sp.cost(network, IMAGES)
+    assert (plan.macs, plan.params, plan.dense_params) == (found.macs, found.params, example.params)
+    return network, compact
+
+
+@pytest.mark.parametrize(
+    ("how", "goes"),
+    [("", True), ("added in place", True), ("shrinks", False), ("called twice", False), ("writes its input", False),
+     ("is read by others", False)],
+)  # fmt: skip
+def test_a_branch_without_inputs_is_one_constant(how: str, goes: bool) -> None:
+    """The branch itself goes where nothing else can tell; else its layers do, one by one."""
+    _, compact = cut(how)
+    assert isinstance(compact.branch, ConstantOutput) is goes
+    sizes = torch.randn(3, 3, 12, 16)
+    assert compact(sizes).shape == (3, 5)  # the constant has the size of what it reads
+
+
+def test_a_network_with_a_constant_branch_is_like_any_other(tmp_path: Path) -> None:
+    """It is saved, read and cut again, and its optimizer goes on."""
+    network, compact = cut()
+    again = sp.load(sp.save(compact, tmp_path / "small"), Net())
+    assert torch.equal(again(IMAGES), compact(IMAGES))
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    remap_optimizer(optimizer, network, compact)
+    assert {id(p) for group in optimizer.param_groups for p in group["params"]} == set(map(id, compact.parameters()))
+    graph = read_graph(compact, IMAGES, kinds=KINDS)
+    masks = {site.name: torch.arange(site.width) < 4 for site in graph.sites}
+    assert masks
+    smaller, _ = cut_and_verify(make_plan(graph, compact, masks), compact, masks, IMAGES)
+    twice = sp.load(sp.save(smaller, tmp_path / "smaller"), Net())
+    assert torch.equal(twice(IMAGES), smaller(IMAGES))
+
+
+def test_the_constant_has_the_precision_of_the_branch() -> None:
+    """It is computed in float64, and the network has another one."""
+    _, compact = cut(model=Net().half())
+    assert compact.branch.value.dtype == torch.float16  # type: ignore[union-attr]
