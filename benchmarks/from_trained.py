@@ -2,11 +2,12 @@
 
     python benchmarks/from_trained.py prepare FOLDER tinyimagenet100=DIR cifar10=DIR cifar100=DIR
     python benchmarks/from_trained.py latency FOLDER --networks NAME --round-to 8 [--batch 256]
+    python benchmarks/from_trained.py decision FOLDER --networks resnet50
     python benchmarks/from_trained.py run FOLDER --workers 16 [--networks ...] [--methods ...] [--seeds ...]
 
 `prepare` writes images as arrays: DIR has `train` and `val` with a folder for each class, or CIFAR's official files.
 `latency` measures the table of a network at 224 x 224 in the runtime of the GPU, for targets of latency: nothing else
-may run then.
+may run then. `decision` times the four decisions of a budget, of 16 batches each.
 `run` trains the dense networks and prunes them, side by side on one GPU, each step as a CUDA graph. Each training is a
 line of FOLDER/rows.jsonl; those that are there are not repeated. Methods are those of softprune, with the scope of
 Taylor (taylor-layer), without residual streams (scp-activated), to a share of the time instead of the MACs
@@ -38,6 +39,7 @@ from vision import import_torchvision
 import softprune as sp
 from softprune.bench import Runtime
 from softprune.budget import latency_table
+from softprune.budget.limit import trained_like
 from softprune.graph.sites import DEFAULT_KINDS
 from softprune.lab.config.settings import OptimizerConfig, TrainConfig
 from softprune.lab.data import ArrayBatches, ArrayDataset, Augmentation, EpochSampler, load_data
@@ -113,6 +115,26 @@ def measure(folder: Path, name: str, round_to: int, batch: int) -> None:
     runtime = Runtime(backend="compile", device="cuda", dtype="bfloat16", batch=batch)
     table = latency_table(build(name, 100), torch.randn(2, 3, 224, 224), runtime=runtime, round_to=round_to)
     table.save(folder / f"latency-{name}-{round_to}.json")
+
+
+def time_decisions(folder: Path, name: str, commit: str) -> None:
+    """Write the seconds of every decision of half the MACs, at 224 x 224 and without training in between."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    network = trained_like(build(name, 1000).to(device, memory_format=torch.channels_last))
+    images = torch.randn(16, 8, 3, 224, 224, device=device)
+    pruner: Any = sp.SoftPruner(network, images[0][:2], target={"macs": 0.5}, total_steps=10_000)
+    for each in images:
+        pruner.loss(F.cross_entropy(network(each), torch.arange(8, device=device))).backward()
+    pruner.budget.before_step()
+    seconds = []
+    for step in pruner.budget.rounds:
+        began = time.perf_counter()
+        pruner.budget.update(step)
+        seconds.append(round(time.perf_counter() - began, 1))
+    where = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
+    row = {"network": name, "batches": 16, "batch": 8, "sites": len(pruner.sites), "seconds": seconds}
+    row |= {"device": where, "precision": "fp32", "torch": torch.__version__, "commit": commit, "seed": 0}
+    (folder / f"decision-{name}.json").write_text(json.dumps(row), encoding="utf-8")
 
 
 def build(name: str, classes: int) -> nn.Module:
@@ -398,6 +420,9 @@ def main() -> None:
     latency.add_argument("--networks", nargs="+", required=True)
     latency.add_argument("--round-to", type=int, default=8)
     latency.add_argument("--batch", type=int, default=256)
+    decision = commands.add_parser("decision")
+    decision.add_argument("folder", type=Path)
+    decision.add_argument("--networks", nargs="+", required=True)
     run = commands.add_parser("run")
     run.add_argument("folder", type=Path)
     run.add_argument("--networks", nargs="+", default=[*TASKS])
@@ -416,6 +441,9 @@ def main() -> None:
     elif options.command == "latency":
         for name in options.networks:
             measure(options.folder, name, options.round_to, options.batch)
+    elif options.command == "decision":
+        for name in options.networks:
+            time_decisions(options.folder, name, revision("src"))
     elif options.until:
         work(options, jobs_of(options))
     else:

@@ -47,6 +47,8 @@ RIVALS = (
 )
 """Recipes, the best published figures that we know of at their cost, and goals. Dense networks train for 200 epochs,
 then pruning for 100."""
+EARLIER = "-earlier-budget"
+"""End of the names of the runs of a recipe that an earlier version trained, whose budget pushed channels out."""
 FINETUNED = {
     "finetune-cifar10-resnet56-scp": "SCP with distillation: the recipe `finetune-cifar10-resnet56-scp`",
     "finetune-cifar10-resnet56-l1": "one-shot L1, then fine-tuning",
@@ -62,16 +64,6 @@ COMPARED = (
     ("SCP and L1, both without a teacher", "-without-distillation", ""),
 )
 """Ends of the names of the runs of SCP and of L1."""
-LEVERS = (
-    ("a fixed strength, the paper's schedule", "cifar100-vgg16-scp-s"),
-    ("a target, the paper's schedule", "budgets-cifar100/"),
-    (
-        "a target, from a trained network, cosine schedule, weight decay 5e-4, random erasing, cost weighting 0.5",
-        "best-cifar100-vgg16-macs48-without-distillation-s",
-    ),
-    ("the same and distillation: the recipe `best-cifar100-vgg16-macs48`", "best-cifar100-vgg16-macs48-s"),
-)
-STRENGTHS = ("cifar100-vgg16-scp-s", "cifar100-vgg16-scp-strength1e-04-s", "budgets-cifar100/")
 SITES = {
     "site-kinds-resnet56-default": "ResNet-56, projection shortcuts: default",
     "site-kinds-resnet56-all": "the same: sum, linear, stream",
@@ -85,12 +77,6 @@ SITES = {
 def named(name: str) -> list[Row]:
     """Return the kept runs of a name."""
     return [run for run in runs() if run["name"] == name]
-
-
-def in_folders(start: str) -> list[Row]:
-    """Return the runs in the folders whose names are ``start`` and a seed, or that are below the folder ``start``."""
-    folders = re.compile(re.escape(start) + (".+" if start.endswith("/") else r"\d+"))
-    return [run for run in all_runs() if folders.fullmatch(run["folder"])]
 
 
 def top1(found: Sequence[Row]) -> str:
@@ -118,6 +104,8 @@ def accuracy() -> str:
     rows = []
     for recipe, title, published, _ in RIVALS:
         found = named(recipe)
+        if not found:
+            continue
         speed = f"{latency[recipe]['speed_up']:.2f}x" if recipe in latency else "-"
         cuts = [f"{average(found, column)}%" for column in ("macs_cut", "params_cut")]
         cells = [title, dense(found), top1(found), *cuts, speed, published]
@@ -219,7 +207,8 @@ def speed(device: str) -> str:
 
 def latency_targets() -> str:
     """Return cuts to a share of the time beside cuts to half of the MACs, from the same dense weights."""
-    times = {(row["network"], row["cut"], row["batch"]): row for row in record("speed")["rows"]}
+    rows = [row for row in record("speed")["rows"] if (row["runtime"], row["dtype"]) == ("compile", "bfloat16")]
+    times = {(row["network"], row["cut"], row["batch"]): row for row in rows}
     found: dict[tuple[str, str, float], list[float]] = {}
     for row in record("from_trained_latency")["rows"]:
         if row["method"].startswith("scp"):
@@ -232,10 +221,8 @@ def latency_targets() -> str:
         measured = [times.get((network, cut, batch)) for batch in (256, 64)]
         shares = [f"{each['compact_ms'] / each['dense_ms']:.2f}" if each else "-" for each in measured]
         if target != "dense":
-            dense = found[network, "dense", 1.0][0]
-            rows.append(
-                [network, f"{target} {keep:g}", f"{dense:.1f}", " / ".join(f"{each:.1f}" for each in top1), *shares]
-            )
+            dense, accuracies = f"{found[network, 'dense', 1.0][0]:.1f}", " / ".join(f"{each:.1f}" for each in top1)
+            rows.append([network, f"{target} {keep:g}", dense, accuracies, *shares])
     return markdown(["network", "target", "dense", "top-1", "time, batch 256", "time, batch 64"], rows, left=2)
 
 
@@ -261,7 +248,8 @@ def yolo() -> str:
 def training() -> str:
     """Return how long, and at which learning rate, the recipes that start from trained weights train."""
     rows = []
-    for recipe in [*(row[0] for row in RIVALS), "finetune-cifar10-resnet56-scp", "finetune-cifar10-resnet56-l1"]:
+    recipes = [*(row[0] for row in RIVALS), "finetune-cifar10-resnet56-scp", "finetune-cifar10-resnet56-l1"]
+    for recipe in filter(named, recipes):
         settings = tomllib.loads((ROOT / "recipes" / f"{recipe}.toml").read_text(encoding="utf-8"))
         final = settings.get("finetune", {})
         rate = final.get("lr", settings.get("optimizer", {}).get("lr", 0.1))
@@ -277,20 +265,17 @@ def goals() -> str:
     """Return each recipe beside its goal."""
     rows = []
     for recipe, _, published, goal in RIVALS:
-        found = named(recipe)
-        rows.append([f"`{recipe}`", f"{average(found, 'macs_cut')}%", top1(found), f"{goal:g}", published])
-    return markdown(["recipe", "MACs cut", "pruned", "goal", "published"], rows)
+        found, before = named(recipe), named(recipe + EARLIER)
+        pruned = [each for runs in (found, before) for each in ((dense(runs), top1(runs)) if runs else ("-", "-"))]
+        rows.append([f"`{recipe}`", f"{average(before, 'macs_cut')}%", *pruned, f"{goal:g}", published])
+    head = ["recipe", "MACs cut", "dense", "pruned", "earlier: dense", "earlier: pruned", "goal", "published"]
+    return markdown(head, rows)
 
 
 def finetuned() -> str:
     """Return the trainings of 40 epochs from one trained network."""
     found = {words: named(name) for name, words in FINETUNED.items()}
     return _trainings({words: own for words, own in found.items() if own})
-
-
-def levers() -> str:
-    """Return what each setting gives, on VGG-16 and CIFAR-100."""
-    return _trainings({words: in_folders(start) for words, start in LEVERS})
 
 
 def _trainings(found: dict[str, list[Row]]) -> str:
@@ -314,15 +299,6 @@ def compared() -> str:
                 cells = [start, *(f"{figure(each)} ({len(each)})" for each in (ours, theirs))]
                 rows.append([words, *cells, f"{mean(ours) - mean(theirs):+.2f}"])
     return markdown(["comparison", "dense", "SCP", "one-shot L1", "difference"], rows)
-
-
-def strengths() -> str:
-    """Return fixed strengths and a target on VGG-16 and CIFAR-100."""
-    rows = []
-    for run in (run for start in STRENGTHS for run in in_folders(start)):
-        words = f"target {run['target']}" if run["target"] else f"strength {run['strength']}"
-        rows.append([words, run["seed"], f"{float(run['macs_cut']):.1f}%", run["compact_top1"]])
-    return markdown(["sparsity", "seed", "MACs cut", "pruned"], rows)
 
 
 def site_kinds() -> str:
@@ -480,8 +456,6 @@ TABLES: dict[str, Callable[..., str]] = {
     "goals": goals,
     "finetuned": finetuned,
     "compared": compared,
-    "levers": levers,
-    "strengths": strengths,
     "paper": lambda number: paper_table(int(number)),
     "figure4": figure4.table,
     "summary": summary,

@@ -99,6 +99,9 @@ class ConstantOutput(nn.Module):
             # forward() may read them, for example to pad as TensorFlow does.
             for name in ("kernel_size", "stride", "padding", "dilation", "output_padding"):
                 setattr(self, name, getattr(layer, name))
+        elif not self.channels_last:
+            kept = {name: value for name, value in vars(layer).items() if name[0] != "_" and not callable(value)}
+            vars(self).update(kept)  # of a branch: those around it may read them, as ultralytics does
 
     # Tools that fold a BatchNorm into the layer before it read these two and set them.
 
