@@ -66,5 +66,5 @@ def test_a_file_may_be_as_large_as_the_limit(tmp_path: Path) -> None:
         read_bytes(tmp_path / "file", limit=3)
     with pytest.raises(FileFormatError, match="No such file"):
         read_bytes(tmp_path / "none")
-    with pytest.raises(FileFormatError, match="embedded null byte"):
+    with pytest.raises(FileFormatError, match="embedded null"):
         read_bytes(tmp_path / "a\0b")

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from softprune.bench import Runtime, paired_ratio
-from softprune.cut import ModuleCut, PrunePlan, make_plan, plain_copy
+from softprune.cut import PrunePlan, make_plan, plain_copy
 from softprune.cut.apply import apply_plan
 from softprune.cut.selection import read_graph
 from softprune.devices import IMAGE_CHANNELS, Call, seconds, synchronizer
@@ -95,7 +95,7 @@ class LatencyTable:
 
     def __call__(self, plan: PrunePlan) -> float:
         """Return the milliseconds of the network that `plan` leaves, by the table."""
-        return float(np.interp(self.parts(plan.modules), self.parts_ms, self.whole_ms))
+        return float(np.interp(self.parts(plan), self.parts_ms, self.whole_ms))
 
     @property
     def dense_ms(self) -> float:
@@ -109,10 +109,12 @@ class LatencyTable:
             "machine, or at a larger batch (of the example or a `latency_table`), where channels take a larger share."
         )
 
-    def parts(self, modules: Mapping[str, ModuleCut]) -> float:
+    def parts(self, plan: PrunePlan) -> float:
         """Return the sum over the layers of a cut."""
         total = 0.0
-        for name, cut in modules.items():
+        for name, cut in plan.modules.items():
+            if plan.goes(name):
+                continue
             grid = self.layers.get(name) or self.norms.get(name)
             if grid is not None and not cut.constant:
                 total += grid(len(cut.inputs), len(cut.outputs))
@@ -240,7 +242,7 @@ def measure_latency(
     dense = found["1.0"]
     # Ratios of neighbouring blocks, since other load on the machine affects both.
     whole = {share: min(dense.blocks) * paired_ratio(found[str(share)], dense).median for share in plans}
-    sums = {share: table.parts(plan.modules) for share, plan in plans.items()}
+    sums = {share: table.parts(plan) for share, plan in plans.items()}
     useful = sorted((share for share in plans if share == 1 or sums[share] < sums[1.0]), key=lambda share: sums[share])
     # A cut that is slower than the dense network gains nothing.
     times = np.minimum.accumulate([whole[share] for share in reversed(useful)])[::-1].tolist()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -103,7 +103,7 @@ class PrunePlan:
 
     def goes(self, name: str) -> bool:
         """Return whether the module or parameter `name` goes with a branch."""
-        return any(name.startswith(f"{branch}.") for branch in self.branches)
+        return is_inside(name, self.branches)
 
     def to_json(self) -> str:
         """Return the plan as text; :meth:`from_json` reads it."""
@@ -167,6 +167,11 @@ class PrunePlan:
                 )
 
 
+def is_inside(name: str, modules: Iterable[str]) -> bool:
+    """Return whether the module or parameter `name` is within one of `modules`."""
+    return any(name.startswith(f"{module}.") for module in modules)
+
+
 def class_name(model: nn.Module) -> str:
     """Return the qualified class name that a plan records."""
     return f"{type(model).__module__}.{type(model).__qualname__}"
@@ -223,6 +228,10 @@ def make_plan(
     cuts = _Cuts(live, hard)
     cuts.forward(graph.ops)
     modules, branches = cuts.modules, _constant_branches(graph, live)
+
+    def gone(name: str) -> bool:
+        return is_inside(name, branches)
+
     parameters = {
         each.name: ParameterCut(dim=each.dim, width=len(each.atoms), kept=cuts.kept(cuts.present[each.atoms]))
         for each in graph.free_parameters.values()
@@ -234,9 +243,10 @@ def make_plan(
         sites={name: cuts.kept(mask) for name, mask in hard.items()},
         modules=modules,
         parameters=parameters,
-        macs=graph.unread_macs + sum(each.positions * _weights(each, modules[each.name]) for each in graph.layers),
+        macs=graph.unread_macs
+        + sum(each.positions * _weights(each, modules[each.name]) for each in graph.layers if not gone(each.name)),
         dense_macs=dense_macs(graph),
-        params=_params(graph, modules, parameters, branches),
+        params=_params(graph, modules, parameters, gone),
         dense_params=sum(graph.params.values()),
         kept_for_shape=tuple(dict.fromkeys(live.kept_for_shape)),
         attributes=_attributes(graph, model, live) if graph.attributes_follow else {},
@@ -256,9 +266,8 @@ def _constant_branches(graph: ChannelGraph, live: Liveness) -> dict[str, IntArra
     for branch in graph.branches:
         if np.isnan(live.values[branch.outputs[live.is_present(branch.outputs)]]).any():
             continue
-        layers = (layer for layer in graph.layers if layer.name.startswith(f"{branch.name}."))
-        inside = any(branch.name.startswith(f"{outer}.") for outer in found)
-        if not inside and all(layer.replaceable for layer in layers):
+        layers = (layer for layer in graph.layers if is_inside(layer.name, [branch.name]))
+        if not is_inside(branch.name, found) and all(layer.replaceable for layer in layers):
             found[branch.name] = branch.outputs
     return found
 
@@ -374,8 +383,8 @@ def dense_macs(graph: ChannelGraph) -> int:
 def written(graph: ChannelGraph, plan: PrunePlan) -> int:
     """Return how many numbers per sample the layers of a cut network write."""
     cuts = plan.modules
-    left = sum(each.written * len(cuts[each.name].outputs) for each in graph.layers if not cuts[each.name].constant)
-    return graph.unread_activations + left
+    layers = (each for each in graph.layers if not cuts[each.name].constant and not plan.goes(each.name))
+    return graph.unread_activations + sum(each.written * len(cuts[each.name].outputs) for each in layers)
 
 
 def _checked_masks(graph: ChannelGraph, masks: Mapping[str, Tensor]) -> dict[str, BoolArray]:
@@ -399,7 +408,7 @@ def _params(
     graph: ChannelGraph,
     modules: Mapping[str, ModuleCut],
     parameters: Mapping[str, ParameterCut],
-    branches: Collection[str],
+    gone: Callable[[str], bool],
 ) -> int:
     sizes: dict[str, int] = dict(graph.params)
     for record in (*graph.layers, *graph.norms):
@@ -409,9 +418,8 @@ def _params(
             sizes[weight] = _weights(record, cut) if isinstance(record, LayerOp) else len(cut.outputs)
         if bias in sizes or cut.folded:
             sizes[bias] = 0 if cut.constant else len(cut.outputs)
-    gone = {name for name in sizes for branch in branches if name.startswith(f"{branch}.")}
-    total = sum(size for name, size in sizes.items() if name not in gone)
+    total = sum(size for name, size in sizes.items() if not gone(name))
     for name, parameter in parameters.items():
-        if name in graph.params and name not in gone:
+        if name in graph.params and not gone(name):
             total -= graph.params[name] - graph.params[name] // parameter.width * len(parameter.kept)
     return total

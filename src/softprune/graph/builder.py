@@ -159,6 +159,8 @@ class GraphBuilder:
     """Node of the pass at hand -> its Value, a list of Values, or the node itself for a parameter."""
     training: bool = False
     """Whether the pass at hand is that of training."""
+    unread: set[Node] = field(default_factory=set)
+    """Operators that no rule relates."""
     asked: set[Any] = field(default_factory=set)
     """Tensors that the current rule has asked about."""
 
@@ -233,6 +235,7 @@ class GraphBuilder:
 
     def opaque(self, node: Node, reason: str) -> Any:
         """Freeze what reaches `node`, and return what leaves it: pinned Values."""
+        self.unread.add(node)
         reached = self.values_of(node.all_input_nodes)
         for value in reached:
             self.table.pin(value.atoms, reason)

@@ -166,6 +166,7 @@ def _branches(builder: GraphBuilder, nodes: Sequence[Node]) -> list[Branch]:
             and all(len(layer.uses) == 1 for layer in layers)
             and all(own.issuperset(node.users) for node in [*own, *read] if node is not result)
             and all(own.issuperset(_written_by(node)) for node in own)
+            and own.isdisjoint(builder.unread)  # what they cost is counted for the whole network
             and isinstance(value, Value)
         ):
             with suppress(Opaque):
