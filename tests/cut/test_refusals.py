@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -35,14 +33,6 @@ def other() -> nn.Module:
     return network
 
 
-def with_aliases() -> str:
-    """A plan as earlier versions wrote it, for layers that share a weight."""
-    document = json.loads(PLAN.to_json())
-    document["plan"]["aliases"] = {"conv2": "conv1"}
-    text = json.dumps(document["plan"], separators=(",", ":"), sort_keys=True)
-    return json.dumps(document | {"sha256": hashlib.sha256(text.encode()).hexdigest()})
-
-
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "inspect: a class": (lambda: sp.inspect(Chain, EXAMPLE), "build the network"),
     "make_plan: no site": (lambda: make_plan(GRAPH, DENSE, {"bn9": torch.ones(8)}), "Got 'bn9'; its sites: bn1, bn2"),
@@ -56,7 +46,6 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: PrunePlan.from_json(PLAN.to_json().replace('"macs":', '"macs":1')),
         "does not match its checksum",
     ),
-    "from_json: layers that share a weight": (lambda: PrunePlan.from_json(with_aliases()), "Got {'conv2': 'conv1'}"),
     "verify: a class": (lambda: sp.verify(Chain, DENSE, EXAMPLE), "Got the class Chain"),  # type: ignore[arg-type]
     "verify: an example": (lambda: sp.verify(DENSE, DENSE, torch.randn(2, 5, 8, 8)), "must run on its example"),
     "verify: another network": (lambda: sp.verify(DENSE, randomise_(Chain(), 1), EXAMPLE), "must equal the masked"),

@@ -128,7 +128,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "a plan without an entry": (_plan(lambda plan: plan["modules"]["conv1"].pop("inputs")), "malformed .*inputs"),
     "a plan with another entry": (_plan(lambda plan: plan["modules"]["conv1"].update(x=1)), "malformed .*'x'"),
-    "a plan of another version": (_document(lambda document: document["plans"][0].update(version=2)), "version 2"),
+    "a plan of another version": (_document(lambda document: document["plans"][0].update(version=1)), "version 1"),
     "a later version": (_document(lambda document: document.update(version=99)), "version 99"),
     "no plans": (_document(lambda document: document.pop("plans")), "without them"),
     "another format": (_document(lambda document: document.update(format="other")), "Got 'other'"),

@@ -19,9 +19,7 @@ from softprune.graph import ChannelGraph
 from softprune.graph.channels import ConstantOp, ForwardAnalysis, IntArray, LayerOp, NormOp, SelectOp, Use
 
 FORMAT = "softprune.plan"
-VERSION = 1
-NAMES_IN_FILES = {"constant": "void", "kept_for_shape": "floored"}
-"""Fields that files of this version call otherwise; their kind "source" is "constant" as well."""
+VERSION = 2
 
 Indices = tuple[int, ...]
 Shapes = dict[str, Indices]
@@ -107,14 +105,8 @@ class PrunePlan:
 
     def to_json(self) -> str:
         """Return the plan as text; :meth:`from_json` reads it."""
-        body = _renamed(asdict(replace(self, constants={})), NAMES_IN_FILES)
+        body = asdict(replace(self, constants={}))
         del body["constants"]
-        for name in ("attributes", "branches"):
-            if not body[name]:
-                del body[name]
-        for name, cut in body["modules"].items():
-            kind = "source" if cut["kind"] == "constant" else cut["kind"]
-            body["modules"][name] = {**_renamed(cut, NAMES_IN_FILES), "kind": kind}
         return _compact_json(
             {"format": FORMAT, "version": VERSION, "sha256": _digest(_compact_json(body)), "plan": body}
         )
@@ -134,18 +126,11 @@ class PrunePlan:
             )
         if not isinstance(body, dict) or document.get("sha256") != _digest(_compact_json(body)):
             raise PlanError("the plan's content does not match its checksum: it was changed or damaged. Save it again.")
-        if tied := body.pop("aliases", None):
-            raise PlanError(
-                "a plan must keep layers whole that share a weight; one of an earlier softprune may cut them. Got "
-                f"{tied!r:.120}. Prune again, or use the softprune that wrote it."
-            )
         try:
             modules = {name: _read(ModuleCut, cut) for name, cut in body["modules"].items()}
             parameters = {name: _read(ParameterCut, cut) for name, cut in body["parameters"].items()}
-            rows = {"branches": {}, **body}
-            shapes = {
-                key: {name: tuple(row) for name, row in rows[key].items()} for key in ("dense", "sites", "branches")
-            }
+            rows = {key: body[key] for key in ("dense", "sites", "branches")}
+            shapes = {key: {name: tuple(row) for name, row in found.items()} for key, found in rows.items()}
             return _read(cls, {**body, **shapes, "modules": modules, "parameters": parameters})
         except (AttributeError, KeyError, TypeError) as error:
             raise PlanError(f"the plan is malformed ({error}). Save it again.") from error
@@ -192,13 +177,7 @@ def model_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
 
 def _read(record: type[Record], values: dict[str, Any]) -> Record:
     """Return a record from the values of a file, whose lists are tuples here."""
-    names = {in_file: name for name, in_file in NAMES_IN_FILES.items()}
-    values = {name: tuple(v) if isinstance(v, list) else v for name, v in _renamed(values, names).items()}
-    return record(**(values | ({"kind": "constant"} if values.get("kind") == "source" else {})))
-
-
-def _renamed(values: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
-    return {names.get(name, name): value for name, value in values.items()}
+    return record(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
 
 
 def _compact_json(value: Any) -> str:

@@ -125,7 +125,7 @@ def test_an_incomplete_folder(root, change, message):
 
 
 def test_a_path_with_a_nul_byte_is_refused(root):
-    with pytest.raises(DataError, match="Got .*embedded null"):
+    with pytest.raises(DataError, match=r"Got .*embedded null"):
         _load(root / "a\0b")
 
 
