@@ -232,3 +232,21 @@ def test_outputs_are_copies_and_inputs_stay() -> None:
     first, second = outputs_of(model, example), outputs_of(model, example)
     assert [float(first[0]), float(second[0])] == [1.0, 2.0]
     assert torch.equal(example.args[0], torch.zeros(2, 3))
+
+
+class Threshold(nn.Module):
+    """Gives zero for inputs of ordinary scale, and the largest value beyond it for wide ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bn = nn.BatchNorm2d(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.bn(x).amax((2, 3)) - 10).relu()
+
+
+@pytest.mark.parametrize(("example", "varies"), [(torch.randn(2, 3, 8, 8), False), (torch.ones(2, 3, 8, 8), True)])
+def test_equal_outputs_for_the_samples_at_hand_are_noticed(example: Tensor, varies: bool) -> None:
+    """Where the samples are equal, they tell nothing."""
+    network = Threshold()
+    assert sp.verify(network, network, example).varies is varies

@@ -358,6 +358,13 @@ def _narrow_(compact: nn.Module, network: nn.Module) -> None:
                 module._buffers[name] = own(path, name, buffer)
 
 
+def _differ(tensors: Iterable[Tensor], batch: int | None) -> list[bool]:
+    """Return for each floating tensor of a whole batch whether its samples differ."""
+    samples = [each for each in tensors if each.is_floating_point() and each.numel() and each.ndim and batch != 1]
+    samples = [each for each in samples if len(each) == batch]
+    return [bool((each - each[:1]).abs().max() > CONSTANT * each.abs().max()) for each in samples]
+
+
 class _Proof:
     """What a masked network gives in float64, or in its own dtype where it runs in no other.
 
@@ -419,16 +426,12 @@ class _Proof:
         return replace(made, varies=self._varies())
 
     def _varies(self) -> bool:
-        """Return whether outputs depend on the input; True where no random batch tells."""
-        batches = [
-            output
-            for example, outputs in self._expected[1:]
-            for output in outputs
-            if output.is_floating_point() and output.ndim and output.numel() and len(output) == example.batch_size()
-        ]
-        batches = [output for output in batches if len(output) > 1]
-        differ = ((each - each[:1]).abs().max() > CONSTANT * each.abs().max() for each in batches)
-        return not batches or any(map(bool, differ))
+        """Return whether outputs depend on the input, where samples that differ tell."""
+        told = []
+        for example, outputs in self._expected:
+            inputs, results = (_differ(tensors, example.batch_size()) for tensors in (example.tensors(), outputs))
+            told += [any(results)] if any(inputs) and results else []
+        return all(told)
 
     def compare_rounded(self, compact: nn.Module, found: Certificate) -> Certificate:
         """Compare `compact` in its own precision with the outputs in float64, and return the completed certificate.
