@@ -81,6 +81,10 @@ def test_a_branch_without_inputs_is_one_constant(how: str, goes: bool) -> None:
     assert isinstance(compact.branch, ConstantOutput) is goes
     sizes = torch.randn(3, 3, 12, 16)
     assert compact(sizes).shape == (3, 5)  # the constant has the size of what it reads
+    if goes:
+        assert compact.branch(sizes.to(memory_format=torch.channels_last)).is_contiguous(  # type: ignore[operator]
+            memory_format=torch.channels_last
+        )
 
 
 def test_a_network_with_a_constant_branch_is_like_any_other(tmp_path: Path) -> None:

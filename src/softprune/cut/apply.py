@@ -15,7 +15,7 @@ from softprune.cut.analyses import constant_contribution
 from softprune.cut.plan import Indices, ModuleCut, PrunePlan, model_shapes
 from softprune.errors import ModelError, PlanError
 from softprune.graph.channels import FloatArray
-from softprune.graph.modules import ConstantOutput, Select, select_input
+from softprune.graph.modules import CHANNELS_LAST, ConstantOutput, Select, select_input
 from softprune.log import get_logger
 from softprune.masks import unmask_model_
 
@@ -270,9 +270,9 @@ def _slice_weight(cut: ModuleCut, weight: Tensor) -> Tensor:
 
 def _as_before(before: Tensor, after: Tensor) -> Tensor:
     """Return `after` in the memory format of `before`."""
-    for rank, memory_format in ((4, torch.channels_last), (5, torch.channels_last_3d)):
-        if before.ndim == rank and not before.is_contiguous() and before.is_contiguous(memory_format=memory_format):
-            return after.contiguous(memory_format=memory_format)
+    last = CHANNELS_LAST.get(before.ndim)
+    if last is not None and not before.is_contiguous() and before.is_contiguous(memory_format=last):
+        return after.contiguous(memory_format=last)
     return after.contiguous()
 
 

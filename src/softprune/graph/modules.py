@@ -37,6 +37,10 @@ PLAIN_LAYERS = frozenset([
 """Modules whose whole forward is known, so that they may be given a bias or replaced."""
 
 
+CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+"""The memory format with channels last, by the number of dimensions."""
+
+
 def layer_kind(module: nn.Module) -> str:
     """Return "linear", "conv_transpose" or "conv"."""
     if isinstance(module, nn.Linear):
@@ -125,21 +129,20 @@ class ConstantOutput(nn.Module):
     def forward(self, input: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
         if self.channels_last:
             return self.value.expand(*input.shape[:-1], len(self.value)).clone()
-        sizes = (
-            [
-                (size - 1) * stride - pads + reach + 1 if self.transposed else (size + pads - reach - 1) // stride + 1
-                for size, (reach, stride, pads, _) in zip(input.shape[2:], self.geometry, strict=True)
-            ]
-            if self.geometry
-            else list(input.shape[2:])
-        )
+        sizes = list(input.shape[2:])
+        for axis, (reach, stride, pads, _) in enumerate(self.geometry):
+            size = sizes[axis]
+            forward, backward = (size + pads - reach - 1) // stride + 1, (size - 1) * stride - pads + reach + 1
+            sizes[axis] = backward if self.transposed else forward
         if output_size is not None:
             sizes = list(output_size[-len(sizes) :])
         elif self.transposed:
             sizes = [size + extra for size, (_, _, _, extra) in zip(sizes, self.geometry, strict=True)]
         shape = (1, len(self.value), *(1,) * len(sizes))
-        # A copy, since what follows may write in place.
-        return self.value.view(shape).expand(input.shape[0], len(self.value), *sizes).clone()
+        # A copy, since what follows may write in place, laid out like the rest of the network.
+        last = CHANNELS_LAST.get(input.ndim)
+        layout = last if last is not None and input.is_contiguous(memory_format=last) else torch.contiguous_format
+        return self.value.view(shape).expand(input.shape[0], len(self.value), *sizes).clone(memory_format=layout)
 
     def extra_repr(self) -> str:
         return f"{len(self.value)} channels, in place of {self.layer}"
