@@ -93,7 +93,7 @@ class ConstantOutput(nn.Module):
 
     def __init__(self, layer: nn.Module, value: Tensor) -> None:
         super().__init__()
-        self.layer, self.channels_last = type(layer).__name__, isinstance(layer, nn.Linear)
+        self.layer, self.is_linear = type(layer).__name__, isinstance(layer, nn.Linear)
         self.register_buffer("value", value)
         self.transposed = isinstance(layer, nn.modules.conv._ConvTransposeNd)
         self.geometry: tuple[tuple[int, int, int, int], ...] = ()
@@ -103,7 +103,7 @@ class ConstantOutput(nn.Module):
             # forward() may read them, for example to pad as TensorFlow does.
             for name in ("kernel_size", "stride", "padding", "dilation", "output_padding"):
                 setattr(self, name, getattr(layer, name))
-        elif not self.channels_last:
+        elif not self.is_linear:
             kept = {name: value for name, value in vars(layer).items() if name[0] != "_" and not callable(value)}
             vars(self).update(kept)  # of a branch: those around it may read them, as ultralytics does
 
@@ -127,7 +127,7 @@ class ConstantOutput(nn.Module):
             super().__setattr__(name, value)
 
     def forward(self, input: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
-        if self.channels_last:
+        if self.is_linear:
             return self.value.expand(*input.shape[:-1], len(self.value)).clone()
         sizes = list(input.shape[2:])
         for axis, (reach, stride, pads, _) in enumerate(self.geometry):
