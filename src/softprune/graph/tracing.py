@@ -148,30 +148,27 @@ def _branches(builder: GraphBuilder, nodes: Sequence[Node]) -> list[Branch]:
     for node in nodes:
         for key, _ in node.meta.get("calls", ()):
             members.setdefault(key, set()).add(node)
-    calls = Counter(key.partition("@")[0] for key in members)
-    given = [
-        (int(key.partition("@")[2]), key, name, node) for node in nodes for key, name in node.meta.get("returned", ())
-    ]
+    calls = Counter(key.rpartition("@")[0] for key in members)
+    given = [(key, name, node) for node in nodes for key, name in node.meta.get("returned", ())]
     found = []
-    for _, key, name, result in sorted(given):
+    for key, name, result in sorted(given, key=lambda call: int(call[0].rpartition("@")[2])):
         own = members.get(key, set())
-        layers = [record for each, record in builder.called.items() if each.startswith(f"{name}.")]
-        read = [node for node in nodes if str(node.meta.get("tensor", "")).startswith(f"{name}.")]
-        value = builder.values[result]
-        if (
-            name
-            and result in own
-            and calls[name] == 1
-            and layers
-            and all(len(layer.uses) == 1 for layer in layers)
-            and all(own.issuperset(node.users) for node in [*own, *read] if node is not result)
-            and all(own.issuperset(_written_by(node)) for node in own)
-            and own.isdisjoint(builder.unread)  # what they cost is counted for the whole network
-            and isinstance(value, Value)
-        ):
+        if name and calls[name] == 1 and result in own and _stands_alone(builder, name, own, result, nodes):
             with suppress(Opaque):
-                found.append(Branch(name, value.along(1)))
+                found.append(Branch(name, builder.tensor(result).along(1)))
     return found
+
+
+def _stands_alone(builder: GraphBuilder, name: str, own: set[Node], result: Node, nodes: Sequence[Node]) -> bool:
+    """Return whether nothing but the `result` of a module is read or written by others, and it has layers."""
+    if not own.isdisjoint(builder.unread):  # what they cost is counted for the whole network
+        return False
+    used = all(own.issuperset(node.users) and own.issuperset(_written_by(node)) for node in own - {result})
+    layers = [record for each, record in builder.called.items() if each.startswith(f"{name}.")]
+    if not (used and own.issuperset(_written_by(result)) and layers and all(len(layer.uses) == 1 for layer in layers)):
+        return False
+    tensors = (node for node in nodes if str(node.meta.get("tensor", "")).startswith(f"{name}."))
+    return all(own.issuperset(node.users) for node in tensors)
 
 
 # --- the way from a model to its graph ----------------------------------------------------------------------------
