@@ -132,11 +132,7 @@ def match_gradients(optimizer: Optimizer) -> None:
 
 def optimizer_state(optimizer: Optimizer, network: nn.Module) -> dict[str, dict[str, Tensor]]:
     """Return the optimizer's tensors by parameter name, which stays valid when the parameters change order."""
-    return {
-        name: {key: value for key, value in optimizer.state[parameter].items() if isinstance(value, Tensor)}
-        for name, parameter in _named_parameters(optimizer, network).items()
-        if parameter in optimizer.state
-    }
+    return {name: optimizer.state[parameter] for name, parameter in _named_parameters(optimizer, network).items()}
 
 
 @torch.no_grad()
