@@ -12,7 +12,7 @@ from softprune.errors import FileFormatError
 from softprune.lab.config.settings import RunConfig, TrainConfig
 from softprune.lab.report import render_run
 from softprune.lab.runs.folder import RunFolder, load_run
-from softprune.lab.runs.result import Epoch, Result, best_epoch, parse, to_line
+from softprune.lab.runs.result import Epoch, best_epoch, parse, to_line
 
 Make = Callable[..., tuple[Path, dict[str, Any]]]
 ROOT = Path(__file__).parents[3]
@@ -40,7 +40,7 @@ def test_a_result_reads_back_as_it_was_written(make_run: Make) -> None:
     result = RunFolder(folder).read_result()
     assert result is not None
     text = result.to_json()
-    again = parse(Result, text.encode(), "result.json", "")
+    again = parse(text.encode(), "result.json", "")
     assert again == result
     assert again.to_json() == text
     assert json.loads(text)["epochs"][3]["epoch"] == 3

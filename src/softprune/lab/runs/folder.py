@@ -130,7 +130,7 @@ class RunFolder:
             "If a newer softprune wrote it, read it with that one. Otherwise delete it, and "
             f"`{self.resume_command}` writes it again from the last checkpoint."
         )
-        return parse(Result, read_bytes(self.result), str(self.result), remedy)
+        return parse(read_bytes(self.result), str(self.result), remedy)
 
 
 def check_folder_name(name: Any, key: str = "name") -> str:

@@ -8,7 +8,7 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self
 
 from annotated_types import Ge, Lt, MinLen
 from pydantic import BaseModel, BeforeValidator, ConfigDict
@@ -152,8 +152,6 @@ class Module(Record, extra="ignore"):
     kind: str
     macs_dense: Count
     macs_compact: Count
-    params_dense: Count
-    params_compact: Count
 
 
 class Revision(Record):
@@ -232,10 +230,6 @@ class Result(Record, extra="ignore"):
         return "held-out" if self.config.data.holdout else "test"
 
     @property
-    def finetuned(self) -> bool:
-        return any(row.phase == "finetune" for row in self.epochs)
-
-    @property
     def compact_top1(self) -> float | None:
         """Accuracy of the compact network, or of the network that it equals."""
         found = (row.top1 for name in ("compact", "masked") if (row := self.variant(name)) is not None)
@@ -273,13 +267,10 @@ def to_line(record: Record) -> str:
     return json.dumps(record.model_dump(mode="json")) + "\n"
 
 
-RecordType = TypeVar("RecordType", bound=Record)
-
-
-def parse(kind: type[RecordType], content: bytes, place: str, remedy: str) -> RecordType:
-    """Return a record from JSON, or raise a FileFormatError that names the place and the field."""
+def parse(content: bytes, place: str, remedy: str) -> Result:
+    """Return the record in a result.json, or raise a FileFormatError that names the place and the field."""
     try:
-        return kind.model_validate_json(content)
+        return Result.model_validate_json(content)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         field = f" for {'.'.join(map(str, first['loc']))!r}" if first["loc"] else ""
