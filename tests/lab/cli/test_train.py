@@ -154,15 +154,9 @@ def test_a_dry_run_checks_and_writes_nothing(softprune, tmp_path: Path) -> None:
     )
     assert result.output.endswith("folder    runs/digits-tiny-l1-2\n")
     assert "method    l1, ratio = 0.3\n" in result.output  # no strength, which it does not use
-    (tmp_path / "with_heads.py").write_text(
-        "import tiny_networks, torch\n\nclass Network(torch.nn.Module):\n    def __init__(self, num_classes):\n        "
-        "super().__init__()\n        self.body = tiny_networks.tiny(num_classes)\n\n    def forward(self, x):\n        "
-        "return (self.body(x), None) if self.training else self.body(x)\n"
-    )
     for arguments, text in (
         (("--model", "vgg166"), "vgg16"),
         (("--model", "resnet20"), "The network resnet20 must accept the images of the data set, of shape 1x8x8"),
-        (("--model", "with_heads:Network"), "without auxiliary heads. Got tuple"),
         (("--set", "method.target.macs=0.000001"), "target"),
     ):
         result = softprune("train", "tiny.toml", "--dry-run", *arguments)

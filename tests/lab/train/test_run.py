@@ -114,10 +114,9 @@ def test_cuts_on_the_way_and_fine_tuning(tiny: Tiny, tmp_path: Path) -> None:
     assert result.table[2].top1 == rows[-1].test_top1
 
 
-@pytest.mark.parametrize("optimizer", [ADAMW], ids=["adamw"])
-def test_a_cut_that_removes_nothing_changes_nothing(tiny: Tiny, tmp_path: Path, optimizer: tuple[str, ...]) -> None:
+def test_a_cut_that_removes_nothing_changes_nothing(tiny: Tiny, tmp_path: Path) -> None:
     """Momentum and noise continue."""
-    settings = ("train.epochs=2", "data.batch_size=480", "method.strength=0.0", *optimizer)
+    settings = ("train.epochs=2", "data.batch_size=480", "method.strength=0.0", *ADAMW)
     start(tiny(*settings), tmp_path / "whole")
     start(tiny(*settings, "train.compact_at=1"), tmp_path / "cut")
     assert metrics(tmp_path / "whole") == metrics(tmp_path / "cut")
@@ -180,20 +179,18 @@ def test_a_loss_that_is_not_finite_names_step_and_images(tiny: Tiny, tmp_path: P
         start(config, tmp_path / "run")
 
 
-@pytest.mark.parametrize(("name", "bad"), [("1.running_var", math.nan)])
 def test_weights_that_are_not_finite_are_never_saved(
-    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, bad: float
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = Trainer.save
 
     def save(trainer: Trainer) -> None:
         if trainer.history.epoch == 2:
-            with torch.no_grad():
-                trainer.network.state_dict()[name].view(-1)[0] = bad
+            trainer.network.state_dict()["1.running_var"][0] = math.nan
         original(trainer)
 
     monkeypatch.setattr(Trainer, "save", save)
-    with pytest.raises(SoftpruneError, match=rf"must be finite.*in {name} after step 3 \(epoch 1, batch 1"):
+    with pytest.raises(SoftpruneError, match=r"must be finite.*in 1\.running_var after step 3 \(epoch 1, batch 1"):
         start(tiny(FEW), tmp_path / "run")
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-0000000002.ckpt"]
 
