@@ -12,7 +12,7 @@ from softprune.errors import FileFormatError
 from softprune.lab.config.settings import RunConfig, TrainConfig
 from softprune.lab.report import render_run
 from softprune.lab.runs.folder import RunFolder, load_run
-from softprune.lab.runs.result import Epoch, best_epoch, parse, to_line
+from softprune.lab.runs.result import Epoch, best_epoch, parse
 
 Make = Callable[..., tuple[Path, dict[str, Any]]]
 ROOT = Path(__file__).parents[3]
@@ -58,7 +58,7 @@ def test_what_earlier_versions_wrote_is_left_out(make_run: Make) -> None:
 
 
 def test_a_loss_that_diverged_is_unknown() -> None:
-    line = to_line(row(train_loss=float("nan"), test_loss=float("inf")))
+    line = row(train_loss=float("nan"), test_loss=float("inf")).model_dump_json()
     assert json.loads(line)["train_loss"] is None
     assert Epoch.model_validate_json(line).test_loss is None
 

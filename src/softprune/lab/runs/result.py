@@ -17,14 +17,11 @@ from pydantic_core import ValidationError
 from softprune.errors import FileFormatError, show
 from softprune.lab.config.settings import RunConfig, known_settings
 
-
-def _finite_or_none(value: Any) -> Any:
-    """A loss that diverged is unknown: JSON has no NaN."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 Count = Annotated[int, Ge(0), Lt(2**63)]
-Number = Annotated[float | None, BeforeValidator(_finite_or_none)]
+Number = Annotated[
+    float | None, BeforeValidator(lambda value: value if not isinstance(value, float) or math.isfinite(value) else None)
+]
+"""A loss that diverged is unknown: JSON has no NaN."""
 
 
 class Record(BaseModel):
@@ -260,11 +257,6 @@ def _entry(key: str, value: Any) -> str:
         rows = ",\n".join(json.dumps(row, separators=(",", ":")) for row in value)
         return f"{json.dumps(key)}: [\n{rows}\n]"
     return f"{json.dumps(key)}: {json.dumps(value)}"
-
-
-def to_line(record: Record) -> str:
-    """Return a record as a line of metrics.jsonl."""
-    return json.dumps(record.model_dump(mode="json")) + "\n"
 
 
 def parse(content: bytes, place: str, remedy: str) -> Result:
