@@ -23,7 +23,6 @@ logger = get_logger(__name__)
 
 _VERSION = 3
 _COMMENT = re.compile(rb"softprune checkpoint (\d{1,9}) sha256 [0-9a-f]{64}\Z")
-_LONGEST_COMMENT = 128
 _SUFFIX = ".ckpt"
 
 
@@ -60,7 +59,7 @@ def _ending(archive: bytes | memoryview) -> bytes:
 def read_checkpoint(path: Path) -> dict[str, Any]:
     """Return the state in a checkpoint file, on the CPU, or raise a CheckpointError that says what is wrong."""
     content = read_bytes(path, LARGEST_NETWORK)
-    comment = _COMMENT.search(content, max(0, len(content) - _LONGEST_COMMENT))
+    comment = _COMMENT.search(content[-128:])
     if comment is None:
         raise _DamagedError(f"A checkpoint must end with its checksum. Got a damaged or another file at {path}.")
     if int(comment[1]) != _VERSION:
@@ -68,7 +67,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
             f"This softprune reads checkpoints of version {_VERSION}. Got version {int(comment[1])} at {path}. Nothing "
             "was changed; resume with the softprune that wrote it."
         )
-    length = comment.start() - 2
+    length = len(content) - len(comment[0]) - 2
     if content[length:] != _ending(memoryview(content)[:length]):
         raise _DamagedError(f"A checkpoint must match its checksum. Got a damaged file at {path}.")
     try:
