@@ -87,8 +87,6 @@ def test_stopping_and_resuming_changes_nothing(tiny: Tiny, tmp_path: Path, overr
     pieces = run_in_pieces(config, tmp_path / "pieces", [4, 26, steps - 34])
     assert metrics(tmp_path / "whole") == metrics(tmp_path / "pieces")
     assert_same(final_state(tmp_path / "whole"), final_state(tmp_path / "pieces"))
-    assert whole.result is not None
-    assert pieces.result is not None
     for key in ("best", "last", "compact", "sites", "modules"):
         assert getattr(whole.result, key) == getattr(pieces.result, key)
 
@@ -96,7 +94,6 @@ def test_stopping_and_resuming_changes_nothing(tiny: Tiny, tmp_path: Path, overr
 def test_cuts_on_the_way_and_fine_tuning(tiny: Tiny, tmp_path: Path) -> None:
     settings = ("train.compact_at=2", "train.epochs=3", "finetune.epochs=1", "finetune.lr=0.02")
     result = start(tiny(*settings, "method.strength=0.05"), tmp_path / "run").result
-    assert result is not None
     rows, state = result.epochs, final_state(tmp_path / "run")
     weights = [value for name, value in state["model"].items() if "running" not in name and "num" not in name]
     assert sum(map(torch.numel, weights)) == result.compact.params <= rows[1].params < result.dense.params
@@ -132,8 +129,6 @@ def test_a_run_starts_from_its_own_baseline(tiny: Tiny, tmp_path: Path) -> None:
     dense = tmp_path / "own" / "dense"
     start(tiny("train.epochs=2", f"model.weights={dense}", "distill.teacher=start"), tmp_path / "named")
     assert metrics(tmp_path / "own") == metrics(tmp_path / "named")
-    assert outcome.result is not None
-    assert alone is not None
     assert outcome.result.table[0].top1 == alone.last.top1
     assert start(own, tmp_path / "parts", listener=StopAt(20)).stopped
     resume(tmp_path / "parts")
@@ -144,8 +139,6 @@ def test_held_out_images_judge_epochs_and_test_images_the_result(tiny: Tiny, tmp
     short = ("train.epochs=1", "data.holdout=237")
     dense = start(tiny(*short, "method.name=dense"), tmp_path / "dense").result
     result = start(tiny(*short, f"model.weights={tmp_path / 'dense'}"), tmp_path / "run").result
-    assert dense is not None
-    assert result is not None
     # 237 and 360 images: their percentages are different fractions.
     for row in metrics(tmp_path / "run"):
         assert row["test_top1"] * 2.37 == pytest.approx(round(row["test_top1"] * 2.37))
@@ -271,7 +264,6 @@ def test_one_shot_cuts_before_its_only_training(tiny: Tiny, tmp_path: Path) -> N
     start(tiny("method.name=dense", "train.epochs=1"), tmp_path / "dense")
     settings = ("train.epochs=0", "finetune.epochs=2", "method.name=l1", "method.target.macs=0.5")
     result = start(tiny(*settings, f"model.weights={tmp_path / 'dense'}"), tmp_path / "run").result
-    assert result is not None
     assert [row.phase for row in result.epochs] == ["finetune"] * 2
     assert result.compact.macs <= 0.5 * result.dense.macs
     assert result.table[0].top1 is not None, "of the weights that the run began with"
@@ -283,7 +275,6 @@ def test_round_to_auto_is_chosen_once_in_a_run(tiny: Tiny, tmp_path: Path, monke
     config = tiny("method.round_to=auto", "train.compact_at=1", "train.epochs=2", FEW)
     assert start(config, tmp_path / "run", listener=StopAt(1)).stopped
     result = resume(tmp_path / "run").result
-    assert result is not None
     assert result.round_to == 4
     plan = read_plans(tmp_path / "run" / "compact.safetensors")[-1]
     assert all(len(cut.outputs) % 4 == 0 for name, cut in plan.modules.items() if name != "11")
