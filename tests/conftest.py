@@ -84,7 +84,7 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> "Iterator[Callable[
 
     threads = torch.get_num_threads()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("softprune.lab.train.evaluate.LATENCY_SECONDS", 0.0)
+    monkeypatch.setattr("softprune.lab.train.evaluate.LATENCY_SECONDS", 1e-9)
     yield lambda *overrides: tiny_config(tmp_path, *overrides)
     torch.set_num_threads(threads)
 
@@ -130,7 +130,7 @@ def smaller_networks(monkeypatch: pytest.MonkeyPatch) -> None:
     def digits_net(num_classes: int = 10) -> VGG:
         return VGG([[8], [16], [32]], num_classes, in_channels=1)
 
-    monkeypatch.setattr("softprune.lab.train.evaluate.LATENCY_SECONDS", 0.0)
+    monkeypatch.setattr("softprune.lab.train.evaluate.LATENCY_SECONDS", 1e-9)
     monkeypatch.setitem(REGISTRY, "digits_net", dataclasses.replace(REGISTRY["digits_net"], build=digits_net))
     try:
         from torchvision.models import resnet

@@ -18,7 +18,7 @@ Command = Callable[..., Result]
 def softprune(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Command]:
     """Return a function that runs a command line. Errors other than softprune's own are raised."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("softprune.lab.train.evaluate.LATENCY_SECONDS", 0.0)
+    monkeypatch.setattr("softprune.lab.train.evaluate.LATENCY_SECONDS", 1e-9)
     tiny_recipe(tmp_path)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
