@@ -3,8 +3,9 @@
 import time
 from pathlib import Path
 
-import commands
 import pytest
+from forked import run_command
+from killing import fork_server
 from tiny import metrics, tiny_recipe
 
 from softprune.lab.runs.folder import RunFolder
@@ -48,7 +49,9 @@ def test_stopped_by_the_time_limit_and_resumed(softprune, tmp_path: Path) -> Non
 def test_sigterm_saves_and_exits_with_75(tmp_path: Path) -> None:
     tiny_recipe(tmp_path)
     out = tmp_path / "out"
-    process = commands.begin(tmp_path, "train", "tiny.toml", "--set", "train.epochs=100000", "--out", "run", out=out)
+    command = ("train", "tiny.toml", "--set", "train.epochs=100000", "--out", "run")
+    process = fork_server().Process(target=run_command, args=(str(tmp_path), command, str(out)))
+    process.start()
     deadline = time.monotonic() + 120
     while not (tmp_path / "run" / "checkpoints").exists():
         assert time.monotonic() < deadline
