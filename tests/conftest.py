@@ -80,11 +80,11 @@ def one_table_of_operators() -> None:
 def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> "Iterator[Callable[..., RunConfig]]":
     """Return a function that makes the configuration of a tiny run, in a folder that has the network's module."""
     import torch
-    from tiny import time_once, tiny_config
+    from tiny import tiny_config
 
     threads = torch.get_num_threads()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("softprune.lab.train.evaluate.time_ms", time_once)
+    monkeypatch.setattr("softprune.lab.train.evaluate.LATENCY_SECONDS", 1e-9)
     yield lambda *overrides: tiny_config(tmp_path, *overrides)
     torch.set_num_threads(threads)
 
@@ -123,7 +123,6 @@ def smaller_networks(monkeypatch: pytest.MonkeyPatch) -> None:
 
     For documents and examples, which name these networks, and whose code is what is tested.
     """
-    from tiny import time_once
     from torch import nn
 
     from softprune.models import REGISTRY, VGG
@@ -131,7 +130,7 @@ def smaller_networks(monkeypatch: pytest.MonkeyPatch) -> None:
     def digits_net(num_classes: int = 10) -> VGG:
         return VGG([[8], [16], [32]], num_classes, in_channels=1)
 
-    monkeypatch.setattr("softprune.lab.train.evaluate.time_ms", time_once)
+    monkeypatch.setattr("softprune.lab.train.evaluate.LATENCY_SECONDS", 1e-9)
     monkeypatch.setitem(REGISTRY, "digits_net", dataclasses.replace(REGISTRY["digits_net"], build=digits_net))
     try:
         from torchvision.models import resnet

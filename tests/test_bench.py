@@ -35,7 +35,6 @@ def test_eager_and_onnx_runtime_rows() -> None:
     for row in report.rows:
         assert row.note == ""
         assert row.threads == 1
-        assert row.dense is not None
         assert len(row.dense.blocks) == 3
         assert row.mac_ratio == report.dense_macs / report.compact_macs
         assert row.realised == pytest.approx(row.speed_up / row.mac_ratio)

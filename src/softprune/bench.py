@@ -109,12 +109,12 @@ class Runtime:
         return torch.compile(network, dynamic=False, options=options)
 
     @contextmanager
-    def threads_set(self) -> Iterator[int]:
-        """Set the CPU threads of PyTorch for the block, and return the number in use."""
+    def threads_set(self) -> Iterator[None]:
+        """Set the CPU threads of PyTorch for the block."""
         before = torch.get_num_threads()
         torch.set_num_threads(self.threads or before)
         try:
-            yield torch.get_num_threads()
+            yield
         finally:
             torch.set_num_threads(before)
 
@@ -304,17 +304,15 @@ def compare_latency(
 def _row(
     runtime: Runtime, networks: Mapping[str, nn.Module], example: Example, repeats: int, costs: tuple[Cost, Cost]
 ) -> BenchRow:
-    row = BenchRow(**vars(runtime), mac_ratio=costs[0].macs / max(costs[1].macs, 1))
-    with runtime.threads_set() as threads:
-        row = replace(row, threads=threads)
+    found: dict[str, Any] = {}
     try:
-        found = runtime.time(networks, example, repeats)
-        row = replace(row, dense=found["dense"], compact=found["compact"])
+        found |= runtime.time(networks, example, repeats)
     except SoftpruneError as error:
-        row = replace(row, note=str(error))
+        found["note"] = str(error)
     except Exception as error:  # of the network, the backend or the memory; the other rows are still useful
-        row = replace(row, note=f"does not run: {type(error).__name__}: {first_line(error)}")
-    return row
+        found["note"] = f"does not run: {type(error).__name__}: {first_line(error)}"
+    used = replace(runtime, threads=runtime.threads or torch.get_num_threads())
+    return BenchRow(**vars(used), mac_ratio=costs[0].macs / max(costs[1].macs, 1), **found)
 
 
 def advice(rows: Iterable[BenchRow], compact: nn.Module, costs: tuple[Cost, Cost]) -> tuple[str, ...]:

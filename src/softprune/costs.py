@@ -202,12 +202,9 @@ def _convolution(x: Tensor, weight: Tensor, *rest: Any, out: Tensor) -> tuple[in
     return x.shape[0] * math.prod(positions) * groups, weight.numel() // groups
 
 
-def _product(left: Tensor, right: Tensor, *, out: Tensor) -> tuple[int, int]:
+def _product(*operands: Tensor, out: Tensor) -> tuple[int, int]:
+    *_, left, right = operands  # after a bias, if there is one
     return math.prod(left.shape[:-1]), right.numel()
-
-
-def _product_plus(bias: Tensor, left: Tensor, right: Tensor, *, out: Tensor) -> tuple[int, int]:
-    return _product(left, right, out=out)
 
 
 def _lstm_layer(x: Tensor, inward: Tensor, recurrent: Tensor, *rest: Any, out: Any) -> tuple[int, int]:
@@ -224,8 +221,8 @@ _FORMULAS: dict[Any, Callable[..., tuple[int, int]]] = {
     aten.convolution.default: _convolution,
     aten.mm.default: _product,
     aten.mv.default: _product,
-    aten.addmm.default: _product_plus,
-    aten.addmv.default: _product_plus,
+    aten.addmm.default: _product,
+    aten.addmv.default: _product,
     aten.mkldnn_rnn_layer.default: _lstm_layer,
     aten._cudnn_rnn.default: _recurrent,
 }

@@ -1,6 +1,5 @@
 """Devices: timing, CUDA graphs, the widths they compute fast, and what the processes of a group agree on."""
 
-import math
 import time
 from collections.abc import Callable, Sequence
 
@@ -44,24 +43,6 @@ def seconds(call: Call, number: int, wait: Call) -> float:
         call()
     wait()
     return time.perf_counter() - start
-
-
-@torch.no_grad()
-def time_ms(call: Call, device: torch.device, rounds: int = 5, limit: float = math.inf) -> float:
-    """Return the time of one call in milliseconds: the best round, since a busy machine only ever adds.
-
-    A round lasts two milliseconds or longer. After `limit` seconds no further round begins.
-    """
-    wait = synchronizer(device)
-    seconds(call, 2, wait)
-    count = max(1, round(0.002 / max(seconds(call, 1, wait), 1e-7)))
-    began = time.perf_counter()
-    best = seconds(call, count, wait)
-    for _ in range(rounds - 1):
-        if time.perf_counter() - began > limit:
-            break
-        best = min(best, seconds(call, count, wait))
-    return 1000 * best / count
 
 
 def capture_graph(body: Call, device: torch.device, *, trial: Call, undo: Call) -> torch.cuda.CUDAGraph:
@@ -119,7 +100,7 @@ def fitting_multiple(multiple: int, widths: Sequence[int], required: int) -> int
     return multiple
 
 
-def disliked_widths(model: nn.Module, multiple: int = WIDTH_MULTIPLE) -> tuple[int, int, int]:
+def disliked_widths(model: nn.Module) -> tuple[int, int, int]:
     """Return the numbers of plain and of depthwise convolutions whose widths are no multiples, and of all."""
     odd, total = [0, 0], 0
     for module in model.modules():
@@ -127,6 +108,6 @@ def disliked_widths(model: nn.Module, multiple: int = WIDTH_MULTIPLE) -> tuple[i
             depthwise = module.groups > 1 and module.groups == module.in_channels
             # The channels of an image are never cut.
             widths = [module.out_channels, module.in_channels if module.in_channels > IMAGE_CHANNELS else 0]
-            odd[depthwise] += any(width % multiple for width in widths)
+            odd[depthwise] += any(width % WIDTH_MULTIPLE for width in widths)
             total += 1
     return odd[0], odd[1], total

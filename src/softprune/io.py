@@ -6,7 +6,7 @@ import os
 import secrets
 import shutil
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 from softprune.errors import CheckpointError, FileFormatError
@@ -28,8 +28,20 @@ def write_atomically(path: Path, content: bytes | Iterable[bytes], *, then: str,
         if follow_link and path.is_symlink():
             path = Path(os.path.realpath(path))
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _written_beside(path, content) as temporary:
+        if not path.name:  # "/" or "."
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        # Threads and processes may write one name at once; a long name must leave room for the rest.
+        temporary = path.with_name(f".{path.name[:50]}.{secrets.token_hex(4)}.tmp")
+        try:
+            with open(temporary, "wb") as file:
+                for piece in [content] if isinstance(content, bytes) else content:
+                    file.write(piece)
+                file.flush()
+                os.fsync(file.fileno())
             os.replace(temporary, path)
+        finally:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
         _sync_folder(path.parent)
     except OSError as error:
         raise unwritable(path, error, then) from error
@@ -77,25 +89,6 @@ def unwritable(path: Path, error: OSError, then: str) -> CheckpointError:
         f"{shutil.disk_usage(folder).free / 2**20:.1f} MiB free at {path.parent}. Everything saved before is "
         f"intact: make room, then {then}."
     )
-
-
-@contextlib.contextmanager
-def _written_beside(path: Path, content: bytes | Iterable[bytes]) -> Iterator[Path]:
-    """Yield a temporary file beside ``path`` that holds ``content``; remove it on exit unless it was renamed."""
-    if not path.name:  # "/" or "."
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    # Threads and processes may write one name at once; a long name must leave room for the rest.
-    temporary = path.with_name(f".{path.name[:50]}.{secrets.token_hex(4)}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            for piece in [content] if isinstance(content, bytes) else content:
-                file.write(piece)
-            file.flush()
-            os.fsync(file.fileno())
-        yield temporary
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
 
 
 def _sync_folder(folder: Path) -> None:

@@ -70,12 +70,10 @@ def test_prunes_and_cuts(as_dict: bool, tmp_path: Path) -> None:
     assert "training_step" not in vars(module)
 
 
-@pytest.mark.parametrize("first", [False])
-def test_averaged_weights_are_evaluated_and_cut(first: bool, tmp_path: Path) -> None:
+def test_averaged_weights_are_evaluated_and_cut(tmp_path: Path) -> None:
     module, pruning = Module(), SoftPruning(torch.randn(2, 1, 6, 6), target={"macs": 0.5})
     average = L.callbacks.WeightAveraging(use_buffers=True)
-    callbacks = [average, pruning] if first else [pruning, average]
-    _trainer(tmp_path, enable_checkpointing=False, callbacks=callbacks).fit(module, _loader())
+    _trainer(tmp_path, enable_checkpointing=False, callbacks=[pruning, average]).fit(module, _loader())
     compact = pruning.compact().eval()
     x = torch.randn(3, 1, 6, 6)
     torch.testing.assert_close(compact(x), module.eval().model(x))
@@ -98,9 +96,8 @@ def test_resumes_from_lightnings_checkpoint(tmp_path: Path) -> None:
         torch.testing.assert_close(resumed.model.state_dict()[name], tensor, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("again", [True])
-def test_a_checkpoint_is_evaluated_and_cut_with_its_own_masks(again: bool, tmp_path: Path) -> None:
-    """In another process, or after the training has gone on."""
+def test_a_checkpoint_is_evaluated_and_cut_with_its_own_masks(tmp_path: Path) -> None:
+    """After the training has gone on."""
 
     class Evaluated(Module):
         def predict_step(self, batch: list[Tensor], index: int) -> Tensor:
@@ -112,12 +109,9 @@ def test_a_checkpoint_is_evaluated_and_cut_with_its_own_masks(again: bool, tmp_p
     trainer.fit(module, _loader())
     trainer.save_checkpoint(path)
     masks, expected = pruning.pruner.masks(), torch.cat(trainer.predict(module, _loader()))
-    if not again:
-        pruning, module = SoftPruning(torch.randn(2, 1, 6, 6), target={"macs": 0.5}), Evaluated()
     trainer = _trainer(tmp_path, 3, enable_checkpointing=False, callbacks=[pruning])
-    if again:
-        trainer.fit(module, _loader())
-        assert pruning.pruner.status.finalised_step is not None
+    trainer.fit(module, _loader())
+    assert pruning.pruner.status.finalised_step is not None
     found = torch.cat(trainer.predict(module, _loader(), ckpt_path=path, weights_only=False))
     assert pruning.pruner.status.finalised_step is None
     assert torch.equal(found, expected)

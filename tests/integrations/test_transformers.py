@@ -68,13 +68,11 @@ def trainer(
 def test_a_target_is_met_and_a_resumed_training_ends_the_same(tmp_path: Path) -> None:
     pruning = SoftPruningCallback(EXAMPLE, target={"macs": 0.7})
     whole = trainer(tmp_path, pruning)
-    assert pruning.pruner is not None
     with mock.patch.object(pruning.pruner, "metrics", wraps=pruning.pruner.metrics) as metrics:
         whole.train()
     assert metrics.call_count == 2  # in the first and the last of four logs within 100 steps
     assert int(pruning.pruner.clock.step) == 16
     status = pruning.pruner.status
-    assert status is not None
     logged = [row for row in whole.state.log_history if "softprune_channels_kept" in row]
     assert 0 <= logged[-1]["softprune_margin"] == pytest.approx(status.margin)
     compact = pruning.compact()
@@ -96,7 +94,6 @@ def test_a_checkpoint_elsewhere_is_resumed_with_its_pruner(tmp_path: Path) -> No
     checkpoint = (tmp_path / "first" / "checkpoint-4").rename(tmp_path / "moved")
     pruning = SoftPruningCallback(EXAMPLE, target={"macs": 0.7})
     trainer(tmp_path / "second", pruning, epochs=2).train(str(checkpoint))
-    assert pruning.pruner is not None
     assert int(pruning.pruner.clock.step) == 8
 
     (checkpoint / "softprune.pt").unlink()
@@ -120,7 +117,6 @@ def test_the_sparsity_loss_is_added_once_however_many_micro_batches_a_step_has(t
         learning_rate=1e-9,
     )
     trained = made.train().training_loss
-    assert pruning.pruner is not None
     penalty = float(pruning.pruner.penalty)
     assert penalty < trained < 1.1 * penalty
 
@@ -129,9 +125,6 @@ def test_an_incomplete_accumulation_counts_as_a_step(tmp_path: Path) -> None:
     pruning = SoftPruningCallback(EXAMPLE, target={"macs": 0.7})
     made = trainer(tmp_path, pruning, epochs=2, gradient_accumulation_steps=3, save_strategy="no")  # 4 batches: 2 steps
     made.train()
-    assert pruning.pruner is not None
-    assert isinstance(pruning.pruner, sp.SoftPruner)
-    assert pruning.pruner.budget is not None
     assert pruning.pruner.budget.total_steps == made.state.max_steps == int(pruning.pruner.clock.step) == 4
 
 
@@ -139,9 +132,7 @@ def test_the_best_checkpoint_is_cut_with_its_own_masks(tmp_path: Path) -> None:
     pruning = SoftPruningCallback(EXAMPLE, target={"macs": 0.7})
     settings = {"metric_for_best_model": "calls", "greater_is_better": False, "load_best_model_at_end": True}
     trainer(tmp_path, pruning, eval_strategy="epoch", **settings).train()  # the first epoch is the best
-    assert pruning.pruner is not None
     assert int(pruning.pruner.clock.step) == 4
-    assert pruning.pruner.status is not None
     assert pruning.pruner.status.finalised_step is None
 
 

@@ -1,10 +1,10 @@
-"""Small networks whose cuts leave every kind of trace that an export must carry: indices, voids, folded constants."""
+"""Small networks whose cuts leave every kind of trace that an export must carry: indices and folded constants."""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from softprune import SoftPruner, models
+from softprune import SoftPruner
 
 
 class Residual(nn.Module):
@@ -61,19 +61,10 @@ def randomise_(model: nn.Module, dead: float = 0.4, seed: int = 0) -> None:
 
 
 def compacted(name: str) -> tuple[nn.Module, nn.Module, Tensor]:
-    """(dense, compact, example) of a network by name, with some channels dead; "void": a whole branch."""
+    """(dense, compact, example) of "dense" or "residual", with some channels dead."""
     torch.manual_seed(0)
-    if name in models.REGISTRY:
-        model: nn.Module = models.build(name, 10)
-        example = torch.randn(2, *models.REGISTRY[name].input_shape)
-    else:
-        model = Dense() if name == "dense" else Residual()
-        example = torch.randn(2, 3, 8, 8)
+    model, example = Dense() if name == "dense" else Residual(), torch.randn(2, 3, 8, 8)
     randomise_(model)
-    if name == "void":
-        with torch.no_grad():
-            model.branch[1].bias[:] = -9.0  # type: ignore[union-attr, operator]
-            model.branch[1].weight[:] = 0.1  # type: ignore[union-attr, operator]
     pruner = SoftPruner(model, example)
     compact = pruner.compact().eval()
     return pruner.detach(), compact, example

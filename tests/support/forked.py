@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 from dying import Death, FileOperations
-from tiny import time_once, tiny_config
+from tiny import tiny_config
 from torch import nn
 
 import softprune
@@ -20,16 +20,16 @@ from softprune.lab.train.run import resume, start
 
 # Tracing imports a thousand modules when it is first used: once here, in the server, not in every child.
 torch.export.export(nn.Identity(), (torch.zeros(1),))
-evaluate.time_ms = time_once
+evaluate.LATENCY_SECONDS = 1e-9
 
 
-def run_command(folder: str, arguments: tuple[str, ...], out: str, errors: str | None) -> None:
-    """`softprune ARGUMENTS` in ``folder``, which writes to the files ``out`` and ``errors``, or all to the first."""
+def run_command(folder: str, arguments: tuple[str, ...], out: str) -> None:
+    """`softprune ARGUMENTS` in ``folder``, which writes to the file ``out``."""
     os.chdir(folder)
-    standard_output = os.open(out, os.O_WRONLY | os.O_CREAT)
-    os.dup2(standard_output, 1)
-    os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT) if errors else standard_output, 2)
-    os.close(standard_output)
+    output = os.open(out, os.O_WRONLY | os.O_CREAT)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(output)
     sys.stdout, sys.stderr = (open(descriptor, "w", closefd=False) for descriptor in (1, 2))  # noqa: SIM115
     sys.argv = ["softprune", *arguments]
     sys.path.insert(0, "")
@@ -39,7 +39,7 @@ def run_command(folder: str, arguments: tuple[str, ...], out: str, errors: str |
 def command_in_two(folder: str, arguments: tuple[str, ...], out: str, rank: int, port: int) -> None:
     """`softprune ARGUMENTS` on one of two nodes of one process each, as torchrun would set them up."""
     _join_two(rank, port, local_rank=0)
-    run_command(folder, arguments, out, None)
+    run_command(folder, arguments, out)
 
 
 def _join_two(rank: int, port: int, local_rank: int) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from softprune.devices import Call, time_ms
 from softprune.lab.config.recipes import load_recipe
 from softprune.lab.config.settings import RunConfig
 from softprune.lab.runs.checkpoint import read_newest
@@ -64,11 +63,6 @@ def tiny_recipe(folder: Path) -> Path:
     path = folder / "tiny.toml"
     path.write_text(_RECIPE)
     return path
-
-
-def time_once(call: Call, device: torch.device, **options: Any) -> float:
-    """Instead of `time_ms` for the table of a run: one round."""
-    return time_ms(call, device, rounds=1)
 
 
 def tiny_config(folder: Path, *overrides: str) -> RunConfig:

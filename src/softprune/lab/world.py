@@ -74,11 +74,11 @@ def join_world(device: str = "auto") -> Iterator[World]:
     """Join the process group that torchrun started, or be a world of one process; leave it at the end."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     own = pick_device(device, int(os.environ.get("LOCAL_RANK", "0")))
+    if own.type == "cuda":
+        torch.cuda.set_device(own)
     if size == 1 and "RANK" not in os.environ:
         yield World(rank=0, size=1, device=own)
         return
-    if own.type == "cuda":
-        torch.cuda.set_device(own)
     try:
         dist.init_process_group("nccl" if own.type == "cuda" else "gloo")
         yield World(rank=dist.get_rank(), size=dist.get_world_size(), device=own)

@@ -5,7 +5,7 @@ For CIFAR: pre-activation as in SCP, bottlenecks as in Slimming, option A as in 
 of torchvision's parameters, so that weights published for its ResNets load into these.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -94,6 +94,8 @@ class BasicBlock(nn.Module):
     """3x3-BatchNorm-ReLU, 3x3-BatchNorm, plus the shortcut, ReLU."""
 
     expansion = 1
+    shortcut: Callable[[int, int], nn.Module] = staticmethod(_projection)
+    """Makes the shortcut of a block that halves the resolution."""
 
     def __init__(self, in_channels: int, planes: int, *, first: bool) -> None:
         super().__init__()
@@ -101,22 +103,17 @@ class BasicBlock(nn.Module):
         self.bn1 = nn.BatchNorm2d(planes)
         self.conv2 = _conv(planes, planes)
         self.bn2 = nn.BatchNorm2d(planes)
-        self.downsample = None if in_channels == planes else self.halved(in_channels, planes)
+        self.downsample = None if in_channels == planes else self.shortcut(in_channels, planes)
 
     def forward(self, x: Tensor) -> Tensor:
         branch = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
         return F.relu(branch + (x if self.downsample is None else self.downsample(x)))
 
-    def halved(self, in_channels: int, planes: int) -> nn.Module:
-        """Return the shortcut of a block that halves the resolution."""
-        return _projection(in_channels, planes)
-
 
 class OptionABlock(BasicBlock):
     """The same with shortcuts of option A."""
 
-    def halved(self, in_channels: int, planes: int) -> nn.Module:
-        return PadShortcut(in_channels, planes)
+    shortcut = PadShortcut
 
 
 class Bottleneck(nn.Module):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import time_once, tiny_config, tiny_recipe
+from tiny import tiny_config, tiny_recipe
 from typer.testing import CliRunner, Result
 
 from softprune.lab.cli.app import app
@@ -18,7 +18,7 @@ Command = Callable[..., Result]
 def softprune(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Command]:
     """Return a function that runs a command line. Errors other than softprune's own are raised."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("softprune.lab.train.evaluate.time_ms", time_once)
+    monkeypatch.setattr("softprune.lab.train.evaluate.LATENCY_SECONDS", 1e-9)
     tiny_recipe(tmp_path)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

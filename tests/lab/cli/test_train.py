@@ -3,8 +3,9 @@
 import time
 from pathlib import Path
 
-import commands
 import pytest
+from forked import run_command
+from killing import fork_server
 from tiny import metrics, tiny_recipe
 
 from softprune.lab.runs.folder import RunFolder
@@ -48,7 +49,9 @@ def test_stopped_by_the_time_limit_and_resumed(softprune, tmp_path: Path) -> Non
 def test_sigterm_saves_and_exits_with_75(tmp_path: Path) -> None:
     tiny_recipe(tmp_path)
     out = tmp_path / "out"
-    process = commands.begin(tmp_path, "train", "tiny.toml", "--set", "train.epochs=100000", "--out", "run", out=out)
+    command = ("train", "tiny.toml", "--set", "train.epochs=100000", "--out", "run")
+    process = fork_server().Process(target=run_command, args=(str(tmp_path), command, str(out)))
+    process.start()
     deadline = time.monotonic() + 120
     while not (tmp_path / "run" / "checkpoints").exists():
         assert time.monotonic() < deadline
@@ -154,15 +157,9 @@ def test_a_dry_run_checks_and_writes_nothing(softprune, tmp_path: Path) -> None:
     )
     assert result.output.endswith("folder    runs/digits-tiny-l1-2\n")
     assert "method    l1, ratio = 0.3\n" in result.output  # no strength, which it does not use
-    (tmp_path / "with_heads.py").write_text(
-        "import tiny_networks, torch\n\nclass Network(torch.nn.Module):\n    def __init__(self, num_classes):\n        "
-        "super().__init__()\n        self.body = tiny_networks.tiny(num_classes)\n\n    def forward(self, x):\n        "
-        "return (self.body(x), None) if self.training else self.body(x)\n"
-    )
     for arguments, text in (
         (("--model", "vgg166"), "vgg16"),
         (("--model", "resnet20"), "The network resnet20 must accept the images of the data set, of shape 1x8x8"),
-        (("--model", "with_heads:Network"), "without auxiliary heads. Got tuple"),
         (("--set", "method.target.macs=0.000001"), "target"),
     ):
         result = softprune("train", "tiny.toml", "--dry-run", *arguments)

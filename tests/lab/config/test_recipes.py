@@ -69,10 +69,8 @@ def test_overrides_are_applied_in_order_and_typed() -> None:
     [
         ("optimizer.lr", "--set takes KEY=VALUE"),
         ("optimizer.lr=fast", "optimizer.lr must be a valid number"),
-        ("schedule.kind=cosin", "'step', 'cosine' or 'constant'"),
         ("schedule.milestones=[5, 3]", "schedule.milestones must be in increasing order"),
         ("train.compact_at=1000", "train.compact_at must be an epoch before"),
-        ("seed=99999999999999999999", "seed must be less than"),
     ],
 )
 def test_wrong_overrides_are_refused(override: str, message: str) -> None:

@@ -1,30 +1,17 @@
-"""Run folders to report on, and a browser to look at the reports with."""
+"""A browser to look at the reports with."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import browser as browsing
 import pytest
-import synthetic_runs as synthetic
 
 NO_BROWSER = (
     "the reports were not opened in a browser: no Chromium with chromedriver on PATH (Debian: apt-get install "
     "chromium-driver; or set SOFTPRUNE_CHROMIUM and SOFTPRUNE_CHROMEDRIVER)"
 )
-
-
-@pytest.fixture
-def make_run(tmp_path: Path) -> Callable[..., tuple[Path, dict[str, Any]]]:
-    """Writes a run folder as `softprune train` does; gives the folder and the record in it."""
-
-    def make(name: str = "run", network: str = "digits_net", **options: Any) -> tuple[Path, dict[str, Any]]:
-        options.setdefault("epochs", 12)
-        return tmp_path / name, synthetic.make(tmp_path / name, network, **options)
-
-    return make
 
 
 @pytest.fixture(scope="session")

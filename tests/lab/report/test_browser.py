@@ -71,13 +71,12 @@ def test_tables_sort_by_any_column(chromium: Any, report: tuple[Path, dict[str, 
     assert chromium.problems == []
 
 
-@pytest.mark.parametrize("width", [390], ids=["phone"])
-def test_the_comparison_renders(chromium: Any, make_run: Make, tmp_path: Path, width: int) -> None:
+def test_the_comparison_fits_a_phone(chromium: Any, make_run: Make, tmp_path: Path) -> None:
     folders = [make_run(f"{level}-{seed}", seed=seed, level=level)[0] for level in (0.7, 1.2) for seed in (0, 1)]
     folders += [make_run(f"deep-{level}", "resnet164", level=level)[0] for level in (0.7, 1.2)]
     page = render_comparison(folders, tmp_path / "comparison.html")
-    chromium.open(page, width=width)
+    chromium.open(page, width=390)
     assert chromium.problems == []
-    assert chromium.evaluate("document.documentElement.scrollWidth") <= width
+    assert chromium.evaluate("document.documentElement.scrollWidth") <= 390
     assert chromium.evaluate(OVERFLOW) == []
     assert len(chromium.screenshot(tmp_path / "comparison.png").read_bytes()) > 50_000

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import StopAt, assert_same, final_state, metrics, tiny_config
+from tiny import StopAt, assert_same, final_state, metrics
 
 from softprune.lab.config.settings import RunConfig
 from softprune.lab.runs.checkpoint import read_newest
@@ -14,15 +14,9 @@ from softprune.lab.train.run import resume, start
 Tiny = Callable[..., RunConfig]
 
 
-@pytest.fixture
-def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tiny:
-    monkeypatch.chdir(tmp_path)
-    return lambda *overrides: tiny_config(tmp_path, "train.epochs=2", *overrides)
-
-
 @pytest.mark.slow
 def test_a_run_learns_from_its_baseline_and_resumes_exactly(tiny: Tiny, tmp_path: Path) -> None:
-    config = tiny("train.dense_baseline=true", "distill.teacher=baseline", "finetune.epochs=1")
+    config = tiny("train.epochs=2", "train.dense_baseline=true", "distill.teacher=baseline", "finetune.epochs=1")
     whole = start(config, tmp_path / "whole")
     assert whole.result is not None
     assert start(config, tmp_path / "parts", listener=StopAt(35)).stopped  # in training, after 30 steps of the baseline
@@ -30,14 +24,13 @@ def test_a_run_learns_from_its_baseline_and_resumes_exactly(tiny: Tiny, tmp_path
     resume(tmp_path / "parts")
     assert metrics(tmp_path / "whole") == metrics(tmp_path / "parts")
     assert_same(final_state(tmp_path / "whole"), final_state(tmp_path / "parts"))
-    start(tiny("finetune.epochs=1"), tmp_path / "plain")
+    start(tiny("train.epochs=2", "finetune.epochs=1"), tmp_path / "plain")
     assert metrics(tmp_path / "plain") != metrics(tmp_path / "whole")
 
 
 def test_a_run_and_a_file_are_the_same_teacher(tiny: Tiny, tmp_path: Path) -> None:
-    start(tiny("method.name=dense", "seed=1"), tmp_path / "dense")
+    start(tiny("train.epochs=2", "method.name=dense", "seed=1"), tmp_path / "dense")
     torch.save(read_newest(tmp_path / "dense" / "checkpoints")[1]["model"], tmp_path / "w.pt")
-    short = ("train.epochs=1",)
     for teacher in ("dense", "w.pt"):
-        start(tiny(f"distill.teacher={teacher}", *short), tmp_path / f"by-{teacher}")
+        start(tiny("train.epochs=1", f"distill.teacher={teacher}"), tmp_path / f"by-{teacher}")
     assert metrics(tmp_path / "by-dense") == metrics(tmp_path / "by-w.pt")

@@ -31,15 +31,12 @@ def test_a_stopped_run_ends_as_one_that_was_left_alone(method: str, tiny: Tiny, 
     assert {name: value.tolist() for name, value in first["model"].items()} == {
         name: value.tolist() for name, value in second["model"].items()
     }
-    assert whole.result is not None
-    assert again.result is not None
     assert again.result.compact == whole.result.compact
 
 
 def test_a_method_that_decides_once_is_whole_until_then(tiny: Tiny, tmp_path: Path) -> None:
     config = tiny("method.name=slimming", "method.options.ratio=0.5", "finetune.epochs=2")
     result = start(config, tmp_path / "run").result
-    assert result is not None
     rows = result.epochs
     assert [row.decided for row in rows] == [False] * 3 + [True] * 3
     assert [row.macs == result.dense.macs for row in rows] == [True] * 3 + [False] * 3
@@ -52,10 +49,8 @@ def test_a_method_that_decides_once_is_whole_until_then(tiny: Tiny, tmp_path: Pa
 
 def test_same_shape_from_scratch_with_a_cut_on_the_way(tiny: Tiny, tmp_path: Path) -> None:
     shape = start(tiny("method.name=random", "train.epochs=1"), tmp_path / "random").result
-    assert shape is not None
     options = ("method.name=scratch", f"method.options.plan={tmp_path / 'random'}", "train.compact_at=1")
     result = start(tiny(*options), tmp_path / "run").result
-    assert result is not None
     assert result.compact == shape.compact
     assert [row.macs for row in result.epochs] == [shape.compact.macs] * 4
 

@@ -10,7 +10,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from softprune.lab.config.settings import Mode, OptimizerConfig, TrainConfig
 from softprune.lab.data import ArrayDataset, Augmentation, DataBundle, EpochSampler
-from softprune.lab.train import step as step_module
 from softprune.lab.train.step import TrainStep, make_optimizer
 from softprune.methods import REGISTRY, RandomPruner
 
@@ -75,25 +74,15 @@ def _tensors(state: Any) -> list[Tensor]:
     return [state] if isinstance(state, Tensor) else []
 
 
-# l1 stands for the methods that do nothing in a step.
+@pytest.mark.usefixtures("played_graphs")
 @pytest.mark.parametrize("method", ["scp", "sfp", "variational"])
 def test_compiled_and_recorded_steps_are_the_eager_ones(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A graph is played on the CPU: warm-up, undo, then replays. What the warm-up does must leave no trace."""
-
-    def capture(body: Any, device: torch.device, *, trial: Any, undo: Any) -> Any:
-        for _ in range(3):
-            trial()
-        undo()
-        return type("Graph", (), {"replay": staticmethod(body)})
-
-    monkeypatch.setattr(step_module, "capture_graph", capture)
-    monkeypatch.setattr(TrainStep, "_captures", True)
     monkeypatch.setattr(TrainStep, "backend", "aot_eager")
     cpu = torch.device("cpu")
     _, eager = trained(method, cpu, mode="eager")
     mode, recorded = trained(method, cpu, mode="compile")
     assert mode == "compile"
-    if method in ("scp", "scp-target"):
+    if method == "scp":
         # The gradients of masks and sparsity loss meet in another order where the masks are a graph of their own.
         torch.testing.assert_close(recorded, eager, rtol=1e-4, atol=1e-6)
     else:

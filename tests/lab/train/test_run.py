@@ -87,8 +87,6 @@ def test_stopping_and_resuming_changes_nothing(tiny: Tiny, tmp_path: Path, overr
     pieces = run_in_pieces(config, tmp_path / "pieces", [4, 26, steps - 34])
     assert metrics(tmp_path / "whole") == metrics(tmp_path / "pieces")
     assert_same(final_state(tmp_path / "whole"), final_state(tmp_path / "pieces"))
-    assert whole.result is not None
-    assert pieces.result is not None
     for key in ("best", "last", "compact", "sites", "modules"):
         assert getattr(whole.result, key) == getattr(pieces.result, key)
 
@@ -96,7 +94,6 @@ def test_stopping_and_resuming_changes_nothing(tiny: Tiny, tmp_path: Path, overr
 def test_cuts_on_the_way_and_fine_tuning(tiny: Tiny, tmp_path: Path) -> None:
     settings = ("train.compact_at=2", "train.epochs=3", "finetune.epochs=1", "finetune.lr=0.02")
     result = start(tiny(*settings, "method.strength=0.05"), tmp_path / "run").result
-    assert result is not None
     rows, state = result.epochs, final_state(tmp_path / "run")
     weights = [value for name, value in state["model"].items() if "running" not in name and "num" not in name]
     assert sum(map(torch.numel, weights)) == result.compact.params <= rows[1].params < result.dense.params
@@ -114,10 +111,9 @@ def test_cuts_on_the_way_and_fine_tuning(tiny: Tiny, tmp_path: Path) -> None:
     assert result.table[2].top1 == rows[-1].test_top1
 
 
-@pytest.mark.parametrize("optimizer", [ADAMW], ids=["adamw"])
-def test_a_cut_that_removes_nothing_changes_nothing(tiny: Tiny, tmp_path: Path, optimizer: tuple[str, ...]) -> None:
+def test_a_cut_that_removes_nothing_changes_nothing(tiny: Tiny, tmp_path: Path) -> None:
     """Momentum and noise continue."""
-    settings = ("train.epochs=2", "data.batch_size=480", "method.strength=0.0", *optimizer)
+    settings = ("train.epochs=2", "data.batch_size=480", "method.strength=0.0", *ADAMW)
     start(tiny(*settings), tmp_path / "whole")
     start(tiny(*settings, "train.compact_at=1"), tmp_path / "cut")
     assert metrics(tmp_path / "whole") == metrics(tmp_path / "cut")
@@ -133,8 +129,6 @@ def test_a_run_starts_from_its_own_baseline(tiny: Tiny, tmp_path: Path) -> None:
     dense = tmp_path / "own" / "dense"
     start(tiny("train.epochs=2", f"model.weights={dense}", "distill.teacher=start"), tmp_path / "named")
     assert metrics(tmp_path / "own") == metrics(tmp_path / "named")
-    assert outcome.result is not None
-    assert alone is not None
     assert outcome.result.table[0].top1 == alone.last.top1
     assert start(own, tmp_path / "parts", listener=StopAt(20)).stopped
     resume(tmp_path / "parts")
@@ -145,8 +139,6 @@ def test_held_out_images_judge_epochs_and_test_images_the_result(tiny: Tiny, tmp
     short = ("train.epochs=1", "data.holdout=237")
     dense = start(tiny(*short, "method.name=dense"), tmp_path / "dense").result
     result = start(tiny(*short, f"model.weights={tmp_path / 'dense'}"), tmp_path / "run").result
-    assert dense is not None
-    assert result is not None
     # 237 and 360 images: their percentages are different fractions.
     for row in metrics(tmp_path / "run"):
         assert row["test_top1"] * 2.37 == pytest.approx(round(row["test_top1"] * 2.37))
@@ -180,20 +172,18 @@ def test_a_loss_that_is_not_finite_names_step_and_images(tiny: Tiny, tmp_path: P
         start(config, tmp_path / "run")
 
 
-@pytest.mark.parametrize(("name", "bad"), [("1.running_var", math.nan)])
 def test_weights_that_are_not_finite_are_never_saved(
-    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, bad: float
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = Trainer.save
 
     def save(trainer: Trainer) -> None:
         if trainer.history.epoch == 2:
-            with torch.no_grad():
-                trainer.network.state_dict()[name].view(-1)[0] = bad
+            trainer.network.state_dict()["1.running_var"][0] = math.nan
         original(trainer)
 
     monkeypatch.setattr(Trainer, "save", save)
-    with pytest.raises(SoftpruneError, match=rf"must be finite.*in {name} after step 3 \(epoch 1, batch 1"):
+    with pytest.raises(SoftpruneError, match=r"must be finite.*in 1\.running_var after step 3 \(epoch 1, batch 1"):
         start(tiny(FEW), tmp_path / "run")
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-0000000002.ckpt"]
 
@@ -274,7 +264,6 @@ def test_one_shot_cuts_before_its_only_training(tiny: Tiny, tmp_path: Path) -> N
     start(tiny("method.name=dense", "train.epochs=1"), tmp_path / "dense")
     settings = ("train.epochs=0", "finetune.epochs=2", "method.name=l1", "method.target.macs=0.5")
     result = start(tiny(*settings, f"model.weights={tmp_path / 'dense'}"), tmp_path / "run").result
-    assert result is not None
     assert [row.phase for row in result.epochs] == ["finetune"] * 2
     assert result.compact.macs <= 0.5 * result.dense.macs
     assert result.table[0].top1 is not None, "of the weights that the run began with"
@@ -286,7 +275,6 @@ def test_round_to_auto_is_chosen_once_in_a_run(tiny: Tiny, tmp_path: Path, monke
     config = tiny("method.round_to=auto", "train.compact_at=1", "train.epochs=2", FEW)
     assert start(config, tmp_path / "run", listener=StopAt(1)).stopped
     result = resume(tmp_path / "run").result
-    assert result is not None
     assert result.round_to == 4
     plan = read_plans(tmp_path / "run" / "compact.safetensors")[-1]
     assert all(len(cut.outputs) % 4 == 0 for name, cut in plan.modules.items() if name != "11")

@@ -11,7 +11,7 @@ from typing import Any
 from rich import box
 from rich.console import Console
 from rich.measure import Measurement
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from softprune.errors import printable
@@ -106,26 +106,22 @@ def show_log(debug: bool) -> None:
 class _Progress(Listener):
     """Prints a line per epoch, or shows a bar with the newest epoch's figures and a line for the last."""
 
-    def __init__(self, bar: Progress | None) -> None:
-        self._bar = bar
-        self._task: TaskID | None = None
+    def __init__(self, bar: Progress) -> None:
+        self._bar, self._task = bar, bar.add_task("", visible=False, facts="", epoch="")
         self._epoch = self._epochs = self._steps = 0
 
     def on_phase(self, text: str) -> None:
-        self._end_bar()
+        self._bar.reset(self._task, visible=False, facts="", epoch="")
         with contextlib.suppress(OSError):  # a run outlives its terminal, and a full disk of its output
             say(text)
 
     def on_epoch_start(self, epoch: int, epochs: int, steps: int) -> None:
         self._epoch, self._epochs, self._steps = epoch, epochs, steps
-        if self._bar is not None:
-            if self._task is None:
-                self._task = self._bar.add_task("", total=epochs * steps, facts="", epoch="")
-            self._bar.update(self._task, epoch=f"epoch {epoch + 1}/{epochs}", completed=epoch * steps)
+        place, done = f"epoch {epoch + 1}/{epochs}", epoch * steps
+        self._bar.update(self._task, epoch=place, total=epochs * steps, completed=done, visible=True)
 
     def on_step(self, done: int) -> None:
-        if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=self._epoch * self._steps + done)
+        self._bar.update(self._task, completed=self._epoch * self._steps + done)
 
     def on_epoch(self, row: Epoch, dense: Totals) -> None:
         facts = [f"loss {fixed(row.train_loss, 3)}"]
@@ -135,16 +131,11 @@ class _Progress(Listener):
             facts.append(f"top-1 {percent(row.test_top1)}")
         if row.macs != dense.macs:
             facts.append(f"cut {percent(cut(dense.macs, row.macs))}")
-        if self._bar is not None and self._task is not None and row.number < self._epochs:
+        if not self._bar.disable and row.number < self._epochs:
             self._bar.update(self._task, facts="  ".join(facts))
         else:
             place = f"epoch {row.number}/{self._epochs}"
             self.on_phase("  ".join([place, *facts, f"{row.images_per_second:,.0f} img/s"]))
-
-    def _end_bar(self) -> None:
-        if self._bar is not None and self._task is not None:
-            self._bar.remove_task(self._task)
-        self._task = None
 
 
 @contextlib.contextmanager
@@ -152,10 +143,8 @@ def run_progress() -> Iterator[Listener]:
     """Yield the listener for this output. Of several processes only rank 0 prints."""
     if not is_rank_0():
         yield Listener()
-    elif not _out.is_terminal:
-        yield _Progress(None)
-    else:
-        texts = [TextColumn(f"{{task.fields[{name}]}}") for name in ("epoch", "facts")]
-        columns = texts[0], BarColumn(bar_width=16), texts[1], TimeRemainingColumn(compact=True)
-        with Progress(*columns, console=_out, transient=True) as bar:
-            yield _Progress(bar)
+        return
+    texts = [TextColumn(f"{{task.fields[{name}]}}") for name in ("epoch", "facts")]
+    columns = texts[0], BarColumn(bar_width=16), texts[1], TimeRemainingColumn(compact=True)
+    with Progress(*columns, console=_out, transient=True, disable=not _out.is_terminal) as bar:
+        yield _Progress(bar)

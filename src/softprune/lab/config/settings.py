@@ -7,7 +7,7 @@ rate divided by ten at epochs 80 and 121), so that a recipe holds only what diff
 import difflib
 import math
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self, cast, get_origin
+from typing import Annotated, Any, Literal, Self, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
@@ -32,19 +32,13 @@ PRUNING_SETTINGS = "train.dense_baseline", "train.dense_epochs", "train.compact_
 class Section(BaseModel):
     """A section of a recipe: immutable, and checked when it is made in Python or read from TOML.
 
-    The annotations are the rules, and the docstring under a field is its description in docs/recipes.md.
+    The annotations are the rules, and the docstring under a field is its description in docs/recipes.md. The title is
+    the key of the section in a recipe; the top level has none.
     """
 
     model_config = ConfigDict(
         strict=True, extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
     )
-
-    section: ClassVar[str]
-    """The key of the section in a recipe; empty for the top level."""
-
-    def __init_subclass__(cls, section: str = "", **options: Any) -> None:
-        cls.section = section
-        super().__init_subclass__(**options)
 
     def __init__(self, **values: Any) -> None:
         try:
@@ -76,10 +70,10 @@ def _to_config_error(error: ErrorDetails, section: type[Section]) -> ConfigError
     """Return the first error of a section, in the words of a recipe."""
     if "error" in error.get("ctx", {}):
         return ConfigError(str(error["ctx"]["error"]))  # from a section inside, or a rule over several keys
-    field, *inside = error["loc"]
-    key = f"{section.section}.{field}" if section.section else str(field)
+    (field, *inside), title = error["loc"], section.model_config.get("title")
+    key = f"{title}.{field}" if title else str(field)
     if error["type"] == "extra_forbidden":
-        return _unknown_key(key, RunConfig if section.section else section)
+        return _unknown_key(key, RunConfig if title else section)
     if error["type"] == "model_type":
         return ConfigError(f"{key} is a section: write [{key}] or {key}.NAME = ... Got {show(error['input'])}.")
     origin = get_origin(section.model_fields[str(field)].annotation)
@@ -93,8 +87,8 @@ def _to_config_error(error: ErrorDetails, section: type[Section]) -> ConfigError
 def keys_of(section: type[Section], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield every key that can be set below ``section``, dotted, with its annotation, in the order of the file."""
     for name, field in section.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
-            yield from keys_of(field.annotation, f"{prefix}{name}.")
+        if isinstance(field.default, Section):
+            yield from keys_of(type(field.default), f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", field.annotation
 
@@ -122,13 +116,12 @@ def known_settings(values: Any, section: "type[Section] | None" = None) -> Any:
         return values
     fields, known = (section or RunConfig).model_fields, dict[str, Any]()
     for key in values.keys() & fields.keys():
-        kind = fields[key].annotation
-        is_section = isinstance(kind, type) and issubclass(kind, Section)
-        known[key] = known_settings(values[key], cast(type[Section], kind)) if is_section else values[key]
+        default = fields[key].default
+        known[key] = known_settings(values[key], type(default)) if isinstance(default, Section) else values[key]
     return known
 
 
-class ModelConfig(Section, section="model"):
+class ModelConfig(Section, title="model"):
     """The network."""
 
     name: str = "digits_net"
@@ -154,7 +147,7 @@ class ModelConfig(Section, section="model"):
         return self
 
 
-class DataConfig(Section, section="data"):
+class DataConfig(Section, title="data"):
     """The images."""
 
     name: str = "digits"
@@ -184,7 +177,7 @@ class DataConfig(Section, section="data"):
     is resumed."""
 
 
-class TrainConfig(Section, section="train"):
+class TrainConfig(Section, title="train"):
     """The training loop."""
 
     epochs: Count = 160
@@ -214,7 +207,7 @@ class TrainConfig(Section, section="train"):
     machine."""
 
 
-class OptimizerConfig(Section, section="optimizer"):
+class OptimizerConfig(Section, title="optimizer"):
     """The optimizer."""
 
     name: Literal["sgd", "adamw"] = "sgd"
@@ -227,7 +220,7 @@ class OptimizerConfig(Section, section="optimizer"):
     which is 0.0002 here."""
 
 
-class ScheduleConfig(Section, section="schedule"):
+class ScheduleConfig(Section, title="schedule"):
     """The learning rate over the epochs."""
 
     kind: ScheduleKind = "step"
@@ -246,7 +239,7 @@ class ScheduleConfig(Section, section="schedule"):
         return self
 
 
-class MethodConfig(Section, section="method"):
+class MethodConfig(Section, title="method"):
     """The pruning method."""
 
     name: str = "scp"
@@ -277,7 +270,7 @@ class MethodConfig(Section, section="method"):
         return self
 
 
-class MaskSection(Section, section="masks"):
+class MaskSection(Section, title="masks"):
     """Constants of SCP's masks and of its sparsity loss; MaskConfig explains them and has the others."""
 
     delta: Annotated[float, Gt(0), Lt(1)] = 0.05
@@ -292,7 +285,7 @@ class MaskSection(Section, section="masks"):
     """False is the paper's ablation "SCP without ReLU": decide from BatchNorm alone, two-sided everywhere."""
 
 
-class DistillConfig(Section, section="distill"):
+class DistillConfig(Section, title="distill"):
     """Distillation: the network also learns from the outputs of a trained dense network."""
 
     teacher: str = ""
@@ -304,7 +297,7 @@ class DistillConfig(Section, section="distill"):
     """Temperature that softens the outputs of both networks in the distillation loss."""
 
 
-class FinetuneConfig(Section, section="finetune"):
+class FinetuneConfig(Section, title="finetune"):
     """Training of the compact network after the cut, without any sparsity (the paper's FT rows)."""
 
     epochs: Count = 0
@@ -317,7 +310,7 @@ class FinetuneConfig(Section, section="finetune"):
     """Zero-based epochs from whose start the rate is divided by ten (`step` only)."""
 
 
-class RecordConfig(Section, section="records"):
+class RecordConfig(Section, title="records"):
     """What a run writes besides its result."""
 
     checkpoint_seconds: Amount = 60.0

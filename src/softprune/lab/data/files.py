@@ -83,16 +83,16 @@ class LoadedDataset(Dataset[Any]):
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
     """Seed the global generators of torch, Python and NumPy within the block, and restore them afterwards."""
-    states = torch.get_rng_state(), random.getstate(), np.random.get_state()  # noqa: NPY002
-    torch.default_generator.manual_seed(seed)
+    states = random.getstate(), np.random.get_state()  # noqa: NPY002
     random.seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002  (transforms use the global generator)
     try:
-        yield
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            yield
     finally:
-        torch.set_rng_state(states[0])
-        random.setstate(states[1])
-        np.random.set_state(states[2])  # noqa: NPY002
+        random.setstate(states[0])
+        np.random.set_state(states[1])  # noqa: NPY002
 
 
 def _leave_signals(worker: int) -> None:

@@ -6,17 +6,15 @@ markupsafe escapes everything that comes from a record. The content security pol
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from softprune.errors import printable
 from softprune.io import write_atomically
-from softprune.lab.report.text import significant
 
 Point = tuple[float, float]
 HUES = 7
@@ -55,16 +53,16 @@ class Column(NamedTuple):
 
 def write_page(target: Path, *, then: str, **parts: Any) -> Path:
     """Write a page of ``page.html``; ``then`` is the remedy if the disk is full. Its parts are named there."""
-    style, script = (_asset(name) for name in ("page.css", "page.js"))
-    environment = Environment(autoescape=True, undefined=StrictUndefined, finalize=_shown, trim_blocks=True)
-    page = environment.from_string(_asset("page.html"))
-    html = page.render(style=Markup(style), script=Markup(script), **parts)
+    environment = Environment(
+        loader=PackageLoader(__package__, ""),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_shown,
+        trim_blocks=True,
+    )
+    html = environment.get_template("page.html").render(parts)
     write_atomically(target, html.encode(errors="replace"), then=then)  # the name of a folder may be no text
     return target
-
-
-def _asset(name: str) -> str:
-    return files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
 def _shown(value: Any) -> Any:
@@ -104,11 +102,6 @@ def bar(before: float, after: float, largest: float) -> Markup:
     rects = '<rect width="{}%" height="100%" class="was"/><rect width="{}%" height="100%" class="is"/>'
     widths = (_num(100 * value / (largest or 1)) for value in (before, after))
     return tag('<svg class="bar" aria-hidden="true">' + rects + "</svg>", *widths)
-
-
-def folded(summary: str, body: Markup) -> Markup:
-    """Return a part of a page that opens with a click."""
-    return tag("<details><summary>{}</summary>{}</details>", summary, body)
 
 
 def style_of(index: int) -> str:
@@ -170,7 +163,7 @@ def _ticks(low: float, high: float, wanted: int = 5) -> list[float]:
 def curves(
     title: str,
     lines: Sequence[Series],
-    text: Callable[[float], str] = significant,
+    text: Callable[[float], str] = "{:.4g}".format,
     *,
     events: Sequence[tuple[int, str]] = (),
     **kind: bool,

@@ -91,7 +91,7 @@ def _variants(run: Run) -> Part:
     meanings = {
         "dense": "the network without masks",
         "masked": "removed channels multiplied by zero",
-        "compact": "channels removed" + (", then fine-tuned" if run.finetuned else ""),
+        "compact": "channels removed" + (", then fine-tuned" if run.epochs[-1].phase == "finetune" else ""),
     }
     costs = {"compact": run.compact}
     columns = [
@@ -203,7 +203,8 @@ def _reproduce(run: Run) -> Part:
         Column("", lambda pair: json.dumps(pair[1], ensure_ascii=False), kind=""),
     ]
     for title, record in (("Configuration", run.config), ("Environment", run.environment)):
-        parts.append(html.folded(title, table(title, columns, flat_settings(record.model_dump(mode="json")))))
+        settings = table(title, columns, flat_settings(record.model_dump(mode="json")))
+        parts.append(tag("<details><summary>{}</summary>{}</details>", title, settings))
     return Part("appendix", "Reproduce", f"The run folder is {run.path}.", join(parts))
 
 

@@ -49,11 +49,6 @@ def percent(value: float | None, digits: int = 1) -> str:
     return UNKNOWN if value is None else f"{fixed(value, digits)}%"
 
 
-def significant(value: float | None, digits: int = 4) -> str:
-    """Return a number of any size, such as a learning rate."""
-    return UNKNOWN if value is None else f"{value:.{digits}g}"
-
-
 def known_as(key: str) -> str:
     """Return a network or data set as papers write it: ``resnet164`` as ResNet-164. Other names stay."""
     match = re.fullmatch(rf"({'|'.join(_FAMILIES)})_?(\d+)", key)

@@ -22,8 +22,7 @@ from softprune.log import get_logger
 logger = get_logger(__name__)
 
 _VERSION = 3
-_COMMENT = re.compile(rb"softprune checkpoint (\d{1,9}) sha256 ([0-9a-f]{64})\Z")
-_LONGEST_COMMENT = 128
+_COMMENT = re.compile(rb"softprune checkpoint (\d{1,9}) sha256 [0-9a-f]{64}\Z")
 _SUFFIX = ".ckpt"
 
 
@@ -41,20 +40,26 @@ def save_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> Path:
     """Write ``state`` as the checkpoint of ``step`` and delete all but it and the one before."""
     buffer = io.BytesIO()
     torch.save(state, buffer)
-    archive = buffer.getvalue()
-    comment = b"softprune checkpoint %d sha256 %s" % (_VERSION, hashlib.sha256(archive).hexdigest().encode())
+    archive = buffer.getvalue()[:-2]
     path = folder / f"step-{step:010d}{_SUFFIX}"
-    # A ZIP archive ends with the length of its comment, two bytes, and the comment.
-    write_atomically(path, (archive[:-2], len(comment).to_bytes(2, "little"), comment), then="resume the run")
+    write_atomically(path, (archive, _ending(archive)), then="resume the run")
     for old in checkpoints_in(folder)[2:]:
         old.unlink(missing_ok=True)
     return path
 
 
+def _ending(archive: bytes | memoryview) -> bytes:
+    """Return how a checkpoint ends: the length of its ZIP archive's comment, two bytes, and the comment."""
+    digest = hashlib.sha256(archive)
+    digest.update(b"\0\0")  # the length of no comment, as torch.save writes it
+    comment = b"softprune checkpoint %d sha256 %s" % (_VERSION, digest.hexdigest().encode())
+    return len(comment).to_bytes(2, "little") + comment
+
+
 def read_checkpoint(path: Path) -> dict[str, Any]:
     """Return the state in a checkpoint file, on the CPU, or raise a CheckpointError that says what is wrong."""
     content = read_bytes(path, LARGEST_NETWORK)
-    comment = _COMMENT.search(content, max(0, len(content) - _LONGEST_COMMENT))
+    comment = _COMMENT.search(content[-128:])
     if comment is None:
         raise _DamagedError(f"A checkpoint must end with its checksum. Got a damaged or another file at {path}.")
     if int(comment[1]) != _VERSION:
@@ -62,11 +67,8 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
             f"This softprune reads checkpoints of version {_VERSION}. Got version {int(comment[1])} at {path}. Nothing "
             "was changed; resume with the softprune that wrote it."
         )
-    length = comment.start() - 2
-    digest = hashlib.sha256(memoryview(content)[:length])
-    digest.update(b"\0\0")
-    right_length = content[length : comment.start()] == len(comment[0]).to_bytes(2, "little")
-    if not right_length or digest.hexdigest().encode() != comment[2]:
+    length = len(content) - len(comment[0]) - 2
+    if content[length:] != _ending(memoryview(content)[:length]):
         raise _DamagedError(f"A checkpoint must match its checksum. Got a damaged file at {path}.")
     try:
         state = load_tensors(content)
@@ -108,12 +110,11 @@ def read_newest(folder: Path) -> tuple[Path, dict[str, Any]]:
 
 def random_state(device: torch.device) -> dict[str, Any]:
     """Return the state of the generators that a network or a loader may draw from: PyTorch, Python, NumPy."""
-    version, internal, gauss = random.getstate()
     numpy: Any = np.random.get_state()  # noqa: NPY002
     _, key, *rest = numpy
     state: dict[str, Any] = {
         "torch": torch.get_rng_state(),
-        "python": [version, list(internal), gauss],
+        "python": random.getstate(),
         "numpy": [torch.from_numpy(key.astype(np.int64)), *rest],  # a checkpoint holds no uint32
     }
     if device.type == "cuda":

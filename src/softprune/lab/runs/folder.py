@@ -15,7 +15,7 @@ from softprune.io import read_bytes, unwritable, write_atomically
 from softprune.lab.config.recipes import dump_config, read_config
 from softprune.lab.config.settings import RunConfig
 from softprune.lab.factories import is_factory_name
-from softprune.lab.runs.result import Epoch, Result, Run, parse, to_line
+from softprune.lab.runs.result import Epoch, Result, Run, parse
 
 _THEN = "resume the run"
 
@@ -114,7 +114,7 @@ class RunFolder:
 
     def write_metrics(self, rows: Sequence[Epoch]) -> None:
         """Write metrics.jsonl, which is whole at any time, with a line for each epoch so far."""
-        write_atomically(self.metrics, "".join(map(to_line, rows)).encode(), then=_THEN)
+        write_atomically(self.metrics, "".join(row.model_dump_json() + "\n" for row in rows).encode(), then=_THEN)
 
     def write_result(self, result: Result) -> None:
         write_atomically(self.result, result.to_json().encode(), then=_THEN)
@@ -130,7 +130,7 @@ class RunFolder:
             "If a newer softprune wrote it, read it with that one. Otherwise delete it, and "
             f"`{self.resume_command}` writes it again from the last checkpoint."
         )
-        return parse(Result, read_bytes(self.result), str(self.result), remedy)
+        return parse(read_bytes(self.result), str(self.result), remedy)
 
 
 def check_folder_name(name: Any, key: str = "name") -> str:

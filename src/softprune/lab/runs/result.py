@@ -8,7 +8,7 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self
 
 from annotated_types import Ge, Lt, MinLen
 from pydantic import BaseModel, BeforeValidator, ConfigDict
@@ -17,14 +17,11 @@ from pydantic_core import ValidationError
 from softprune.errors import FileFormatError, show
 from softprune.lab.config.settings import RunConfig, known_settings
 
-
-def _finite_or_none(value: Any) -> Any:
-    """A loss that diverged is unknown: JSON has no NaN."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 Count = Annotated[int, Ge(0), Lt(2**63)]
-Number = Annotated[float | None, BeforeValidator(_finite_or_none)]
+Number = Annotated[
+    float | None, BeforeValidator(lambda value: value if not isinstance(value, float) or math.isfinite(value) else None)
+]
+"""A loss that diverged is unknown: JSON has no NaN."""
 
 
 class Record(BaseModel):
@@ -152,8 +149,6 @@ class Module(Record, extra="ignore"):
     kind: str
     macs_dense: Count
     macs_compact: Count
-    params_dense: Count
-    params_compact: Count
 
 
 class Revision(Record):
@@ -232,10 +227,6 @@ class Result(Record, extra="ignore"):
         return "held-out" if self.config.data.holdout else "test"
 
     @property
-    def finetuned(self) -> bool:
-        return any(row.phase == "finetune" for row in self.epochs)
-
-    @property
     def compact_top1(self) -> float | None:
         """Accuracy of the compact network, or of the network that it equals."""
         found = (row.top1 for name in ("compact", "masked") if (row := self.variant(name)) is not None)
@@ -268,18 +259,10 @@ def _entry(key: str, value: Any) -> str:
     return f"{json.dumps(key)}: {json.dumps(value)}"
 
 
-def to_line(record: Record) -> str:
-    """Return a record as a line of metrics.jsonl."""
-    return json.dumps(record.model_dump(mode="json")) + "\n"
-
-
-RecordType = TypeVar("RecordType", bound=Record)
-
-
-def parse(kind: type[RecordType], content: bytes, place: str, remedy: str) -> RecordType:
-    """Return a record from JSON, or raise a FileFormatError that names the place and the field."""
+def parse(content: bytes, place: str, remedy: str) -> Result:
+    """Return the record in a result.json, or raise a FileFormatError that names the place and the field."""
     try:
-        return kind.model_validate_json(content)
+        return Result.model_validate_json(content)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         field = f" for {'.'.join(map(str, first['loc']))!r}" if first["loc"] else ""

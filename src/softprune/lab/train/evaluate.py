@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.benchmark import Timer
 
-from softprune.devices import Call, broadcast_from_rank0_, capture_graph, has_fast_bf16, time_ms
+from softprune.devices import Call, broadcast_from_rank0_, capture_graph, has_fast_bf16
 from softprune.lab.config.settings import RunConfig
 from softprune.lab.data import ArrayDataset, BatchLoader, DataBundle, LoadedDataset, normalised
 from softprune.lab.train.step import layout_of
@@ -22,6 +23,8 @@ _BATCH = 500
 """Images per forward pass, at most."""
 _NUMBERS = 128 * 3 * 224 * 224
 """What they have together, at most: 128 images of ImageNet's usual size."""
+LATENCY_SECONDS = 1.5
+"""Most time that the blocks of a latency take, apart from the last one."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,7 @@ class Evaluator:
 
 @torch.no_grad()
 def latency_ms(network: nn.Module, batch: Tensor) -> float:
-    """Return the time of a forward in eval mode, in milliseconds, after at most about two seconds of timing.
+    """Return the time of a forward in eval mode, in milliseconds: the best block, since a busy machine only ever adds.
 
     On CUDA a captured forward is replayed, so that the time is the GPU's own: small networks otherwise take as long as
     Python needs to launch them.
@@ -101,4 +104,5 @@ def latency_ms(network: nn.Module, batch: Tensor) -> float:
                 call = capture_graph(forward, batch.device, trial=forward, undo=lambda: None).replay
             except Exception as error:
                 logger.info("the latency is that of eager calls, since no CUDA graph can be captured: %s", error)
-        return time_ms(call, batch.device, rounds=30, limit=1.5)
+        timer = Timer("call()", globals={"call": call}, num_threads=torch.get_num_threads())
+        return 1000 * min(timer.adaptive_autorange(min_run_time=0.2, max_run_time=LATENCY_SECONDS).times)

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from softprune.costs import Cost, ModuleCost, cost
+from softprune.costs import Cost, cost
 from softprune.cut import Origin, PrunePlan, apply_plan, load, plans_of, remap_optimizer, save
 from softprune.devices import broadcast_from_rank0_
 from softprune.errors import CheckpointError, ConfigError, SoftpruneError, first_few
@@ -659,14 +659,12 @@ class Trainer:
 
 def _modules(before: Cost, after: Cost) -> tuple[Module, ...]:
     """Return convolutions and linear layers before and after the cut; a removed one costs nothing after."""
-    modules = []
-    for name, part in before.by_module.items():
-        if part.macs:
-            now = after.by_module.get(name, ModuleCost(kind=part.kind))
-            costs = {"macs_dense": part.macs, "macs_compact": now.macs}
-            costs |= {"params_dense": part.params, "params_compact": now.params}
-            modules.append(Module(name=name, kind=part.kind, **costs))
-    return tuple(modules)
+    left = {name: part.macs for name, part in after.by_module.items()}
+    return tuple(
+        Module(name=name, kind=part.kind, macs_dense=part.macs, macs_compact=left.get(name, 0))
+        for name, part in before.by_module.items()
+        if part.macs
+    )
 
 
 # --- configurations and images of a run ------------------------------------------------------------------------------

@@ -132,11 +132,7 @@ def match_gradients(optimizer: Optimizer) -> None:
 
 def optimizer_state(optimizer: Optimizer, network: nn.Module) -> dict[str, dict[str, Tensor]]:
     """Return the optimizer's tensors by parameter name, which stays valid when the parameters change order."""
-    return {
-        name: {key: value for key, value in optimizer.state[parameter].items() if isinstance(value, Tensor)}
-        for name, parameter in _named_parameters(optimizer, network).items()
-        if parameter in optimizer.state
-    }
+    return {name: optimizer.state[parameter] for name, parameter in _named_parameters(optimizer, network).items()}
 
 
 @torch.no_grad()
@@ -232,26 +228,22 @@ class TrainStep:
         From time to time, and at the end, wait for the device and raise NonFiniteLoss if a loss was not finite. Call
         :meth:`check` before you save anything in between.
         """
-        self._begin(number, start)
+        if start == 0:
+            self._totals.zero_()
+        first = number * self.steps
+        self._clock.step.fill_(first + start)
+        self._position.fill_(start)
+        self._rates.copy_(torch.tensor([self.schedule(first + position) for position in range(self.steps)]))
+        self.batches.begin(number, start)
+        self.model.train()
         for position in range(start, self.steps):
             self.batches.before_step()
             self._run()
-            done = number * self.steps + position + 1
-            if self.mode != "eager" and self.pruner is not None and self.pruner.measures_at(done):
+            if self.mode != "eager" and self.pruner is not None and self.pruner.measures_at(first + position + 1):
                 self.pruner.note_inputs(self._last_images())
             if (position + 1) % _CHECK_EVERY == 0 or position + 1 == self.steps:
                 self.check()
             yield position
-
-    def _begin(self, epoch: int, start: int) -> None:
-        if start == 0:
-            self._totals.zero_()
-        first = epoch * self.steps
-        self._clock.step.fill_(first + start)
-        self._position.fill_(start)
-        self._rates.copy_(torch.tensor([self.schedule(first + position) for position in range(self.steps)]))
-        self.batches.begin(epoch, start)
-        self.model.train()
 
     def _step(self) -> None:
         """Run one step: every call reads its position, rate and batch from tensors that it advances."""
