@@ -31,6 +31,8 @@ _AFTER = "{after}"
 """In a value of `set`, the folder of the run named by `after`."""
 _MOST_RESUMED = 3
 """How often Ray resumes a run after its worker or node was lost."""
+_AGAIN = 60.0
+"""Seconds after which runs that go on are interrupted again: Ray has lost one on a busy machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,7 +213,7 @@ def run_on_ray(
         references: dict[str | None, Any] = {None: None}
         for cell in cells:
             references[cell.name] = task.remote(cell, references[cell.after], progress, device, None)
-        pending, cancelled = {references[cell.name]: cell for cell in cells}, False
+        pending, cancelled = {references[cell.name]: cell for cell in cells}, -math.inf
         with StopSignal(time_limit) as stop:
             while pending:
                 for reference in ray.wait(list(pending), timeout=0.5)[0]:
@@ -219,9 +221,9 @@ def run_on_ray(
                     try:
                         yield ray.get(reference)
                     except ray.exceptions.RayError as error:  # cancelled before it could save, or lost too often
-                        yield Ended(cell, "stopped") if cancelled else Ended(cell, "failed", first_line(error))
-                if stop.reason() and not cancelled:
-                    cancelled = True
+                        yield Ended(cell, "stopped") if stop.reason() else Ended(cell, "failed", first_line(error))
+                if stop.reason() and time.monotonic() - cancelled > _AGAIN:
+                    cancelled = time.monotonic()
                     for reference in pending:
                         ray.cancel(reference)
     finally:
