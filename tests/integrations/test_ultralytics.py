@@ -27,7 +27,7 @@ pytest.importorskip("ultralytics", reason="ultralytics is not installed")
 from ultralytics import YOLO  # noqa: E402
 from ultralytics.utils.nms import TorchNMS  # noqa: E402
 
-from softprune.integrations.ultralytics import PruningTrainer, load_yolo, prune_yolo, update_widths_  # noqa: E402
+from softprune.integrations.ultralytics import PruningTrainer, load_yolo, prune_yolo  # noqa: E402
 
 NETWORK = """
 nc: 2
@@ -165,7 +165,7 @@ def test_the_published_networks_are_cut_fused_saved_and_exported(name: str, dead
                 torch.where(torch.rand(len(norm.bias)) < (1.0 if site.startswith(dead) else 0.5), -8.0, 0.5)
             )
     dense = macs(YOLO(f"{name}.yaml").model)
-    yolo.model = update_widths_(pruner.compact())
+    yolo.model = pruner.compact()
     assert macs(yolo.model) < 0.5 * dense
     expected = boxes(yolo.model)
     fused = deepcopy(yolo.model).fuse(verbose=False)

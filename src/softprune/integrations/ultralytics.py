@@ -17,7 +17,6 @@ from softprune.target import TargetLike
 try:
     from ultralytics import YOLO
     from ultralytics.models.yolo.detect import DetectionTrainer
-    from ultralytics.nn.modules.block import C2f
     from ultralytics.nn.tasks import DetectionModel
     from ultralytics.utils import DEFAULT_CFG
     from ultralytics.utils.torch_utils import EarlyStopping, ModelEMA
@@ -162,7 +161,7 @@ class PruningTrainer(DetectionTrainer):  # type: ignore[misc]
         """Put the compact network in the place of the masked one."""
         assert self.pruner is not None
         self._hook.remove()
-        masked, compact = self.model, update_widths_(self.pruner.compact())
+        masked, compact = self.model, self.pruner.compact()
         logger.info("softprune: %s", self.pruner.certificate)
         self.pruner.release()
         remap_optimizer(self.optimizer, masked, compact)
@@ -171,14 +170,6 @@ class PruningTrainer(DetectionTrainer):  # type: ignore[misc]
         self._model_train()
         self.ema = ModelEMA(compact)
         self.best_fitness, self.stopper = None, EarlyStopping(patience=self.args.patience)
-
-
-def update_widths_(network: nn.Module) -> nn.Module:
-    """Set the widths that ultralytics' blocks note beside their layers, in place: its exports read `C2f.c`."""
-    for module in network.modules():
-        if isinstance(module, C2f):
-            module.c = len(module.cv1.conv.weight) // 2
-    return network
 
 
 def prune_yolo(
@@ -199,6 +190,6 @@ def load_yolo(path: str | Path, config: str, names: dict[int, str]) -> YOLO:
     `names` are the classes, by number.
     """
     yolo = YOLO(config)
-    yolo.model = update_widths_(load(path, DetectionModel(config, nc=len(names), verbose=False)))
+    yolo.model = load(path, DetectionModel(config, nc=len(names), verbose=False))
     yolo.model.names, yolo.model.args, yolo.model.task = names, yolo.overrides, "detect"
     return yolo
