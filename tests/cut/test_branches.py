@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import softprune as sp
-from softprune.cut import cut_and_verify, make_plan, remap_optimizer
+from softprune.cut import cut_and_verify, make_plan, remap_optimizer, written
 from softprune.cut.selection import read_graph
 from softprune.graph import ConstantOutput
 from softprune.graph.sites import KINDS
@@ -65,8 +65,9 @@ def cut(how: str = "", model: nn.Module | None = None) -> tuple[nn.Module, nn.Mo
     masks = {s.name: torch.full((s.width,), not s.name.startswith("branch")) for s in graph.sites}
     plan = make_plan(graph, network, masks)
     compact, _ = cut_and_verify(plan, network, masks, IMAGES)
-    found, example = sp.cost(compact, IMAGES), sp.cost(network, IMAGES)
-    assert (plan.macs, plan.params, plan.dense_params) == (found.macs, found.params, example.params)
+    found, dense = sp.cost(compact, IMAGES), sp.cost(network, IMAGES)
+    assert (plan.macs, plan.params, plan.dense_params) == (found.macs, found.params, dense.params)
+    assert written(graph, plan) == found.activations
     return network, compact
 
 
@@ -101,6 +102,15 @@ def test_a_network_with_a_constant_branch_is_like_any_other(tmp_path: Path) -> N
     smaller, _ = cut_and_verify(make_plan(graph, compact, masks), compact, masks, IMAGES)
     twice = sp.load(sp.save(smaller, tmp_path / "smaller"), Net())
     assert torch.equal(twice(IMAGES), smaller(IMAGES))
+
+
+def test_a_constant_has_the_attributes_of_its_branch_beside_its_own() -> None:
+    """Those around it may read them; they must not change what it computes."""
+    network = Net()
+    vars(network.branch).update(value=3, transposed=True, geometry="none", place=7)
+    _, compact = cut(model=network)
+    assert isinstance(compact.branch, ConstantOutput)
+    assert compact.branch.place == 7
 
 
 def test_the_constant_has_the_precision_of_the_branch() -> None:

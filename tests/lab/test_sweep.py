@@ -8,16 +8,19 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from tiny import tiny_recipe
 from typer.testing import CliRunner
 
+import softprune.lab.sweep
 from softprune.errors import ConfigError
 from softprune.lab.cli.app import app
 from softprune.lab.config.recipes import SWEEPS, dump_config, title_of
 from softprune.lab.runs.folder import RunFolder
-from softprune.lab.sweep import Ended, read_sweep, run_here
+from softprune.lab.sweep import Ended, read_sweep, run_here, run_on_ray
 from softprune.lab.train.control import Listener
 
 GRID = """
@@ -172,6 +175,30 @@ def on_ray(file: Path) -> "subprocess.Popen[str]":
     command = [sys.executable, "-m", "softprune", "sweep", str(file), "--jobs", "2", "--device", "cpu"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def test_what_goes_on_after_a_signal_is_interrupted_again(
+    write: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray may lose an interrupt; here it loses the first."""
+    cells = read_sweep(write(FAILING))
+    sent: list[int] = []
+    ended = {number: Ended(cell, "stopped") for number, cell in enumerate(cells)}
+    numbers = iter(ended)
+    ray = SimpleNamespace(
+        init=lambda **_: None,
+        shutdown=lambda: None,
+        nodes=lambda: [{"Alive": True, "Resources": {"CPU": 8.0}}],
+        remote=lambda **_: lambda _: SimpleNamespace(remote=lambda *_: next(numbers)),
+        wait=lambda pending, timeout: ([each for each in pending if sent.count(each) > 1], []),
+        cancel=sent.append,
+        get=ended.__getitem__,
+        exceptions=SimpleNamespace(RayError=RuntimeError),
+    )
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.setattr(softprune.lab.sweep, "_AGAIN", 0.0)
+    limits: dict[str, Any] = {"jobs": 2, "address": None, "cpus": 1.0, "gpus": None, "device": "cpu"}
+    assert [*run_on_ray(cells, nullcontext, time_limit=0.0, **limits)] == [*ended.values()]  # type: ignore[arg-type]
 
 
 @pytest.mark.slow

@@ -104,14 +104,10 @@ def cut_(plan: PrunePlan, compact: nn.Module) -> None:
     for name, kept in plan.branches.items():
         _put_constant(compact.get_submodule(name), kept, plan.constants.get(name), parents)
     for name, loose in plan.parameters.items():
-        if plan.goes(name):
-            continue
         path, _, attribute = name.rpartition(".")
         owner = compact.get_submodule(path)
         _replace(owner, attribute, take(getattr(owner, attribute), loose.dim, loose.kept))
     for name, attributes in plan.attributes.items():
-        if plan.goes(name) or name in plan.branches:
-            continue
         vars(compact.get_submodule(name)).update(attributes)
     setattr(compact, HISTORY, (*earlier, plan))
     setattr(compact, SHAPES, model_shapes(compact))

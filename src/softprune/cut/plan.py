@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -100,8 +100,8 @@ class PrunePlan:
         return masks
 
     def goes(self, name: str) -> bool:
-        """Return whether the module or parameter `name` goes with a branch."""
-        return is_inside(name, self.branches)
+        """Return whether the module `name` goes with a branch."""
+        return f"{name}.".startswith(inside(self.branches))
 
     def to_json(self) -> str:
         """Return the plan as text; :meth:`from_json` reads it."""
@@ -152,9 +152,9 @@ class PrunePlan:
                 )
 
 
-def is_inside(name: str, modules: Iterable[str]) -> bool:
-    """Return whether the module or parameter `name` is within one of `modules`."""
-    return any(name.startswith(f"{module}.") for module in modules)
+def inside(modules: Iterable[str]) -> tuple[str, ...]:
+    """Return what the names of everything within `modules` begin with."""
+    return tuple(f"{module}." for module in modules)
 
 
 def class_name(model: nn.Module) -> str:
@@ -207,28 +207,26 @@ def make_plan(
     cuts = _Cuts(live, hard)
     cuts.forward(graph.ops)
     modules, branches = cuts.modules, _constant_branches(graph, live)
-
-    def gone(name: str) -> bool:
-        return is_inside(name, branches)
-
+    gone = inside(branches)
     parameters = {
         each.name: ParameterCut(dim=each.dim, width=len(each.atoms), kept=cuts.kept(cuts.present[each.atoms]))
         for each in graph.free_parameters.values()
-        if not cuts.present[each.atoms].all()
+        if not cuts.present[each.atoms].all() and not each.name.startswith(gone)
     }
+    attributes = _attributes(graph, model, live) if graph.attributes_follow else {}
+    layers = [layer for layer in graph.layers if not layer.name.startswith(gone)]
     return PrunePlan(
         model=class_name(model),
         dense=model_shapes(model),
         sites={name: cuts.kept(mask) for name, mask in hard.items()},
         modules=modules,
         parameters=parameters,
-        macs=graph.unread_macs
-        + sum(each.positions * _weights(each, modules[each.name]) for each in graph.layers if not gone(each.name)),
+        macs=graph.unread_macs + sum(each.positions * _weights(each, modules[each.name]) for each in layers),
         dense_macs=dense_macs(graph),
         params=_params(graph, modules, parameters, gone),
         dense_params=sum(graph.params.values()),
         kept_for_shape=tuple(dict.fromkeys(live.kept_for_shape)),
-        attributes=_attributes(graph, model, live) if graph.attributes_follow else {},
+        attributes={name: new for name, new in attributes.items() if not f"{name}.".startswith(gone)},
         branches={name: cuts.kept(live.is_present(atoms)) for name, atoms in branches.items()},
         constants={name: values[atoms] for name, atoms in branches.items()}
         | {
@@ -245,8 +243,8 @@ def _constant_branches(graph: ChannelGraph, live: Liveness) -> dict[str, IntArra
     for branch in graph.branches:
         if np.isnan(live.values[branch.outputs[live.is_present(branch.outputs)]]).any():
             continue
-        layers = (layer for layer in graph.layers if is_inside(layer.name, [branch.name]))
-        if not is_inside(branch.name, found) and all(layer.replaceable for layer in layers):
+        layers = (layer for layer in graph.layers if layer.name.startswith(inside([branch.name])))
+        if not branch.name.startswith(inside(found)) and all(layer.replaceable for layer in layers):
             found[branch.name] = branch.outputs
     return found
 
@@ -384,10 +382,7 @@ def _weights(layer: LayerOp, cut: ModuleCut) -> int:
 
 
 def _params(
-    graph: ChannelGraph,
-    modules: Mapping[str, ModuleCut],
-    parameters: Mapping[str, ParameterCut],
-    gone: Callable[[str], bool],
+    graph: ChannelGraph, modules: Mapping[str, ModuleCut], parameters: Mapping[str, ParameterCut], gone: tuple[str, ...]
 ) -> int:
     sizes: dict[str, int] = dict(graph.params)
     for record in (*graph.layers, *graph.norms):
@@ -397,8 +392,8 @@ def _params(
             sizes[weight] = _weights(record, cut) if isinstance(record, LayerOp) else len(cut.outputs)
         if bias in sizes or cut.folded:
             sizes[bias] = 0 if cut.constant else len(cut.outputs)
-    total = sum(size for name, size in sizes.items() if not gone(name))
+    total = sum(size for name, size in sizes.items() if not name.startswith(gone))
     for name, parameter in parameters.items():
-        if name in graph.params and not gone(name):
+        if name in graph.params:
             total -= graph.params[name] - graph.params[name] // parameter.width * len(parameter.kept)
     return total

@@ -104,8 +104,9 @@ class ConstantOutput(nn.Module):
             for name in ("kernel_size", "stride", "padding", "dilation", "output_padding"):
                 setattr(self, name, getattr(layer, name))
         elif not self.is_linear:
-            kept = {name: value for name, value in vars(layer).items() if name[0] != "_" and not callable(value)}
-            vars(self).update(kept)  # of a branch: those around it may read them, as ultralytics does
+            for name, value in vars(layer).items():  # of a branch: those around it may read them, as ultralytics does
+                if not (name.startswith("_") or callable(value) or hasattr(self, name)):
+                    setattr(self, name, value)
 
     # Tools that fold a BatchNorm into the layer before it read these two and set them.
 
