@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import softprune as sp
 from softprune.budget.budget import ROUNDS, is_trained
-from softprune.budget.split import _slopes
+from softprune.budget.split import _slopes, joined
 from softprune.errors import ConfigError
 
 STEPS = 20
@@ -364,6 +364,40 @@ def test_small_batches_are_measured_together_and_saved():
     assert [len(args[0]) for args, _ in masks.inputs] == [200]
     assert not pruner.state_dict()["budget"]["inputs"], "the next step replaces them"
     assert not copy.deepcopy(model).get_submodule("stem.1").masks.inputs
+
+
+X, Y = torch.zeros(4, 1, 6, 6), torch.zeros(4, 1, 8, 8)
+
+
+@pytest.mark.parametrize(
+    ("calls", "sizes"),
+    [
+        ([((X,), {})] * 10, [32, 8]),
+        ([((X,), {"mask": X, "flag": True})] * 3, [12]),
+        ([((X,), {}), ((Y,), {})], [4, 4]),  # of several sizes
+        ([((X, torch.ones(6)), {})] * 2, [4, 4]),  # a tensor without samples
+        ([((X,), {"flag": True}), ((X,), {"flag": False})], [4, 4]),
+    ],
+)
+def test_batches_are_measured_in_one_forward_where_they_can(calls, sizes):
+    assert [len(args[0]) for args, _ in joined(calls)] == sizes
+
+
+def test_a_network_for_one_batch_size_is_measured_batch_by_batch():
+    model, pruner, _ = build(total_steps=100)
+    seen = []
+
+    def check(module, args):
+        seen.append(len(args[0]))
+        assert len(args[0]) == 16, "one batch size"
+
+    hook = model.register_forward_pre_hook(check)
+    for x, _ in [*batches()][:3]:
+        model(x)
+    pruner.budget._choose(model)
+    hook.remove()
+    assert seen[3] == 48
+    assert set(seen[4:]) == {16}
 
 
 def test_a_measurement_normalises_by_the_batch_and_leaves_no_trace():

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from softprune.budget.limit import PrunableNetwork, by_block
 from softprune.log import get_logger
@@ -24,6 +24,8 @@ LEVELS = 4
 """Shares of a site that are taken away in turn: 1/4, 2/4, 3/4, 4/4. Each round divides again what is left."""
 LEAST = 0.05
 """The share of a site that every path passes that goes last, however little the outputs miss it now."""
+JOINED = 8
+"""Batches of the training that one forward pass measures: without gradients that takes less memory than a step."""
 REPORT_SECONDS = 10.0
 """How often a measurement that takes long says how far it is."""
 
@@ -88,11 +90,17 @@ def split_scores(
     whole, said = cost(keep), time.monotonic()
     with batch_statistics(network), evaluating(network), masks.trial() as trial:
         trial.copy_(masks.row(keep))
-        reference = [_outputs(network, call) for call in inputs]
+        try:
+            calls = joined(inputs)
+            reference = [_outputs(network, call) for call in calls]
+        except Exception as error:  # forward() fixes the size of a batch, or the memory is too small
+            logger.debug("inputs are measured batch by batch: %s", error)
+            calls = [*inputs]
+            reference = [_outputs(network, call) for call in calls]
 
         def divergence(less: Mapping[str, Tensor]) -> float:
             trial.copy_(masks.row(less))
-            found = [_divergence(_outputs(network, call), ref) for call, ref in zip(inputs, reference, strict=True)]
+            found = [_divergence(_outputs(network, call), ref) for call, ref in zip(calls, reference, strict=True)]
             return float(sum(found)) / len(found)
 
         for number, (unit, block) in enumerate(units.items()):
@@ -118,6 +126,23 @@ def split_scores(
                 said = time.monotonic()
                 logger.info("budget: %d of %d sites are measured", number + 1, len(units))
     return scores
+
+
+def joined(calls: Sequence[Call]) -> list[Call]:
+    """Return calls with the batches of up to `JOINED` calls in one, where only the values of tensors differ."""
+    found: list[Call] = []
+    for start in range(0, len(calls), JOINED):
+        group = calls[start : start + JOINED]
+        leaves, specs = zip(*map(tree_flatten, group), strict=True)
+        kinds = [[each.shape if isinstance(each, Tensor) else id(each) for each in row] for row in leaves]
+        batch = {each.shape[:1] for each in leaves[0] if isinstance(each, Tensor)}
+        if len(batch) == 1 and all(kind == kinds[0] for kind in kinds) and all(spec == specs[0] for spec in specs):
+            columns = zip(*leaves, strict=True)
+            whole = [torch.cat(column) if isinstance(column[0], Tensor) else column[0] for column in columns]
+            found.append(tree_unflatten(whole, specs[0]))
+        else:
+            found += group
+    return found
 
 
 @contextmanager
