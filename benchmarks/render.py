@@ -168,6 +168,20 @@ def from_trained() -> str:
     return comparison("from_trained", columns)
 
 
+def means() -> str:
+    """Return the means of the comparison over networks, at three shares of the MACs."""
+    columns = ("scp:8", "tp-l2-global", "l1")
+    # A network "(2)" was measured again, from other dense weights, and replaces the first.
+    found = {name.removesuffix(" (2)"): cells for name, cells in by_cell("from_trained").items() if "scp:8" in cells}
+    rows = []
+    for keep in (0.5, 0.25, 0.125):
+        whole = [cells for cells in found.values() if all(keep in cells.get(method, {}) for method in columns)]
+        top1 = [mean(cells[method][keep] for cells in whole) for method in columns]
+        marked = [f"**{each:.1f}**" if each == max(top1) else f"{each:.1f}" for each in top1]
+        rows.append([f"{100 * keep:g}%", str(len(whole)), f"{mean(each['dense'][1.0] for each in whole):.1f}", *marked])
+    return markdown(["MACs left", "networks", "dense", "SCP", "Torch-Pruning", "one-shot L1"], rows)
+
+
 def choices() -> str:
     """Return the settings of a budget beside each other."""
     streams = "scp-streams:8"
@@ -193,16 +207,8 @@ def speed(device: str) -> str:
             times = [f"{row[key]:.2f}" for key in ("dense_ms", "compact_ms")]
             realised = f"{row['speed_up'] * row['macs_ratio']:.2f}"
             rows.append([row["network"], f"{row['cut']}, {row['round_to']}", how, *times, *ratios, realised])
-    head = [
-        "network",
-        "cut, multiple",
-        "runtime, precision, batch",
-        "dense ms",
-        "compact ms",
-        "activations",
-        "speed-up",
-    ]
-    return markdown([*head, "realised"], sorted(rows, key=lambda row: (row[2], row[0], row[1])), left=3)
+    head = ["network", "cut, multiple", "runtime, precision, batch", "dense ms", "compact ms", "activations"]
+    return markdown([*head, "speed-up", "realised"], sorted(rows, key=lambda row: (row[2], row[0], row[1])), left=3)
 
 
 def latency_targets() -> str:
@@ -274,12 +280,8 @@ def goals() -> str:
 
 def finetuned() -> str:
     """Return the trainings of 40 epochs from one trained network."""
-    found = {words: named(name) for name, words in FINETUNED.items()}
-    return _trainings({words: own for words, own in found.items() if own})
-
-
-def _trainings(found: dict[str, list[Row]]) -> str:
-    rows = [[words, f"{average(own, 'macs_cut')}%", dense(own), top1(own)] for words, own in found.items()]
+    found = ((words, named(name)) for name, words in FINETUNED.items())
+    rows = [[words, f"{average(own, 'macs_cut')}%", dense(own), top1(own)] for words, own in found if own]
     return markdown(["training", "MACs cut", "dense", "pruned"], rows)
 
 
@@ -332,8 +334,7 @@ def zoo() -> str:
     norms, rows = sum(row.get("batch_norms", 0) for row in found), []
     for words, results in zip(("default", "all kinds"), zip(*map(both, found), strict=True), strict=True):
         states = Counter(result["status"] for result in results)
-        groups = (EXACT, ("refused",), ("failed", "crash"))
-        counts = [str(sum(states[state] for state in group)) for group in groups]
+        counts = [str(sum(states[state] for state in group)) for group in (EXACT, ["refused"], ["failed", "crash"])]
         masked = sum(result.get("masked", 0) for result in results)
         rows.append([words, *counts, f"{masked:,} of {norms:,} ({100 * masked / norms:.1f}%)"])
     return markdown(["kinds of sites", "networks exact", "refused", "failed", "BatchNorms that can be masked"], rows)
@@ -366,10 +367,8 @@ def networks() -> str:
 
 def refused() -> str:
     """Return why networks are refused, and how many."""
-    reasons: Counter[str] = Counter()
-    for row in (*record("zoo")["rows"], *record("packages")["rows"]):
-        if row["status"] == "refused":
-            reasons[re.split(r"[.:;] ", row["reason"])[0][:160]] += 1
+    found = (*record("zoo")["rows"], *record("packages")["rows"])
+    reasons = Counter(re.split(r"[.:;] ", row["reason"])[0][:160] for row in found if row["status"] == "refused")
     return markdown(["reason", "networks"], [[reason, str(count)] for reason, count in reasons.most_common()])
 
 
@@ -448,6 +447,7 @@ def reach() -> str:
 TABLES: dict[str, Callable[..., str]] = {
     "accuracy": accuracy,
     "from_trained": from_trained,
+    "means": means,
     "choices": choices,
     "speed": speed,
     "latency_targets": latency_targets,
