@@ -1,5 +1,7 @@
 """Modules that a cut leaves nothing to compute in: one constant stands for each."""
 
+from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ import softprune as sp
 from softprune.cut import cut_and_verify, make_plan, remap_optimizer, written
 from softprune.cut.selection import read_graph
 from softprune.graph import ConstantOutput
+from softprune.graph.modules import Shortcut
 from softprune.graph.sites import KINDS
 
 IMAGES = torch.randn(2, 3, 8, 8)
@@ -37,10 +40,7 @@ class Net(nn.Module):
         self.stem, self.bn = nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6)
         self.branch = Bottleneck(in_place=how == "writes its input", stride=2 if how == "shrinks" else 1)
         self.head = nn.Linear(6, 5)
-        for module in self.modules():
-            if isinstance(module, nn.BatchNorm2d):
-                for tensor in (module.weight, module.bias, module.running_mean):
-                    nn.init.uniform_(tensor, 0.2, 0.8)
+        _draw_norms(self)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.bn(self.stem(x))
@@ -55,6 +55,43 @@ class Net(nn.Module):
             y = x + y
         y = self.head(F.relu(y).mean((2, 3)))
         return y + self.branch[-2].weight.sum() if self.how == "is read by others" else y
+
+
+SUMS = {
+    "x + y": lambda x, y: x + y,
+    "relu(x + y)": lambda x, y: F.relu(x + y),
+    "in place": lambda x, y: F.relu(y.add_(x), inplace=True),
+    "another activation": lambda x, y: F.silu(x + y),
+    "scaled": lambda x, y: torch.add(x, y, alpha=2),
+    "the input twice": lambda x, y: x + x + y,
+    "changes its input": lambda x, y: F.relu(x.add_(y)),
+}
+
+
+class Block(nn.Module):
+    """A residual block: a module whose branch is inside."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.inner = how, Bottleneck()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return SUMS[self.how](x, self.inner(x))
+
+
+def blocks(how: str = "relu(x + y)") -> nn.Module:
+    """Return a network whose second block is called `branch`."""
+    stem, pool = nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6)), nn.AdaptiveAvgPool2d(1)
+    parts = {"stem": stem, "block": Block("relu(x + y)"), "branch": Block(how), "pool": pool, "flat": nn.Flatten()}
+    return _draw_norms(nn.Sequential(OrderedDict(parts, head=nn.Linear(6, 5))))
+
+
+def _draw_norms(network: nn.Module) -> nn.Module:
+    for module in network.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            for tensor in (module.weight, module.bias, module.running_mean):
+                nn.init.uniform_(tensor, 0.2, 0.8)
+    return network
 
 
 def cut(how: str = "", model: nn.Module | None = None) -> tuple[nn.Module, nn.Module]:
@@ -88,10 +125,19 @@ def test_a_branch_without_inputs_is_one_constant(how: str, goes: bool) -> None:
         )
 
 
-def test_a_network_with_a_constant_branch_is_like_any_other(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", SUMS)
+def test_a_block_that_lost_its_branch_is_a_sum_with_a_constant(how: str) -> None:
+    _, compact = cut(model=blocks(how))
+    removed = how in ("x + y", "relu(x + y)", "in place")
+    assert isinstance(compact.branch, Shortcut if removed else Block)
+    assert removed or isinstance(compact.branch.inner, ConstantOutput)
+
+
+@pytest.mark.parametrize("build", [Net, blocks])
+def test_a_network_with_a_constant_branch_is_like_any_other(build: Callable[[], nn.Module], tmp_path: Path) -> None:
     """It is saved, read and cut again, and its optimizer goes on."""
-    network, compact = cut()
-    again = sp.load(sp.save(compact, tmp_path / "small"), Net())
+    network, compact = cut(model=build())
+    again = sp.load(sp.save(compact, tmp_path / "small"), build())
     assert torch.equal(again(IMAGES), compact(IMAGES))
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
     remap_optimizer(optimizer, network, compact)
@@ -100,7 +146,7 @@ def test_a_network_with_a_constant_branch_is_like_any_other(tmp_path: Path) -> N
     masks = {site.name: torch.arange(site.width) < 4 for site in graph.sites}
     assert masks
     smaller, _ = cut_and_verify(make_plan(graph, compact, masks), compact, masks, IMAGES)
-    twice = sp.load(sp.save(smaller, tmp_path / "smaller"), Net())
+    twice = sp.load(sp.save(smaller, tmp_path / "smaller"), build())
     assert torch.equal(twice(IMAGES), smaller(IMAGES))
 
 
@@ -115,5 +161,7 @@ def test_a_constant_has_the_attributes_of_its_branch_beside_its_own() -> None:
 
 def test_the_constant_has_the_precision_of_the_branch() -> None:
     """It is computed in float64, and the network has another one."""
-    _, compact = cut(model=Net().half())
-    assert compact.branch.value.dtype == torch.float16  # type: ignore[union-attr]
+    assert {each.dtype for build in (Net, blocks) for each in cut(model=build().half())[1].state_dict().values()} == {
+        torch.float16,
+        torch.int64,
+    }

@@ -15,7 +15,7 @@ from softprune.cut.analyses import constant_contribution
 from softprune.cut.plan import Indices, ModuleCut, PrunePlan, model_shapes
 from softprune.errors import ModelError, PlanError
 from softprune.graph.channels import FloatArray
-from softprune.graph.modules import CHANNELS_LAST, ConstantOutput, Select, select_input
+from softprune.graph.modules import CHANNELS_LAST, ConstantOutput, Select, Shortcut, select_input
 from softprune.log import get_logger
 from softprune.masks import unmask_model_
 
@@ -102,7 +102,7 @@ def cut_(plan: PrunePlan, compact: nn.Module) -> None:
         if cut.changes and not plan.goes(name):
             _cut_module(compact.get_submodule(name), cut, plan.constants.get(name), parents)
     for name, kept in plan.branches.items():
-        _put_constant(compact.get_submodule(name), kept, plan.constants.get(name), parents)
+        _put_constant(compact.get_submodule(name), kept, plan.constants.get(name), parents, plan.shortcuts.get(name))
     for name, loose in plan.parameters.items():
         path, _, attribute = name.rpartition(".")
         owner = compact.get_submodule(path)
@@ -190,13 +190,20 @@ def _describe(module: nn.Module, cut: ModuleCut) -> None:
         module.groups = cut.groups  # type: ignore[assignment]
 
 
-def _put_constant(module: nn.Module, outputs: Indices, constants: FloatArray | None, parents: Parents) -> None:
-    """Put a constant in the place of `module`."""
+def _put_constant(
+    module: nn.Module,
+    outputs: Indices,
+    constants: FloatArray | None,
+    parents: Parents,
+    activation: str | None = None,
+) -> None:
+    """Put a constant in the place of `module`, or with an `activation` its sum with the module's input."""
     weight = next(module.parameters())
     # Channels that stay for the shapes' sake only have no constant; no layer reads them.
     kept = np.zeros(len(outputs)) if constants is None else np.nan_to_num(constants)[list(outputs)]
-    replacement = ConstantOutput(module, torch.from_numpy(kept).to(weight.device, weight.dtype))
-    replacement.training = module.training
+    value = torch.from_numpy(kept).to(weight.device, weight.dtype)
+    replacement = ConstantOutput(module, value) if activation is None else Shortcut(module, value, activation)
+    replacement.train(module.training)
     for parent, attribute in parents[module]:
         parent._modules[attribute] = replacement
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from softprune.cut.analyses import BoolArray, Liveness, constants, depthwise
 from softprune.errors import PlanError
 from softprune.graph import ChannelGraph
-from softprune.graph.channels import ConstantOp, ForwardAnalysis, IntArray, LayerOp, NormOp, SelectOp, Use
+from softprune.graph.channels import Branch, ConstantOp, ForwardAnalysis, IntArray, LayerOp, NormOp, SelectOp, Use
 
 FORMAT = "softprune.plan"
 VERSION = 2
@@ -87,6 +87,8 @@ class PrunePlan:
     """Integers on modules that repeat the width of pieces in their forward(), such as C2f.c: what they become."""
     branches: dict[str, Indices] = field(default_factory=dict)
     """Modules with layers of their own that give a constant whatever they read: the channels of it that stay."""
+    shortcuts: dict[str, str] = field(default_factory=dict)
+    """Those of `branches` that add the constant to their input: the activation of the sum, or an empty text."""
     constants: dict[str, NDArray[np.float64]] = field(default_factory=dict, compare=False, repr=False)
     """Constant inputs of layers that fold them, outputs of what became constant, at the weights the plan was made for.
     Not stored: in the weights of a saved network they are folded already."""
@@ -207,6 +209,7 @@ def make_plan(
     cuts = _Cuts(live, hard)
     cuts.forward(graph.ops)
     modules, branches = cuts.modules, _constant_branches(graph, live)
+    added = {name: branch.outputs if branch.added is None else branch.added for name, branch in branches.items()}
     gone = inside(branches)
     parameters = {
         each.name: ParameterCut(dim=each.dim, width=len(each.atoms), kept=cuts.kept(cuts.present[each.atoms]))
@@ -225,10 +228,11 @@ def make_plan(
         dense_macs=dense_macs(graph),
         params=_params(graph, modules, parameters, gone),
         dense_params=sum(graph.params.values()),
-        kept_for_shape=tuple(dict.fromkeys(live.kept_for_shape)),
+        kept_for_shape=tuple(dict.fromkeys(name for name in live.kept_for_shape if not name.startswith(gone))),
         attributes={name: new for name, new in attributes.items() if not f"{name}.".startswith(gone)},
-        branches={name: cuts.kept(live.is_present(atoms)) for name, atoms in branches.items()},
-        constants={name: values[atoms] for name, atoms in branches.items()}
+        branches={name: cuts.kept(live.is_present(branch.outputs)) for name, branch in branches.items()},
+        shortcuts={name: branch.activation for name, branch in branches.items() if branch.added is not None},
+        constants={name: values[atoms] for name, atoms in added.items()}
         | {
             layer.name: values[layer.outputs if modules[layer.name].constant else layer.inputs]
             for layer in graph.layers
@@ -237,15 +241,24 @@ def make_plan(
     )
 
 
-def _constant_branches(graph: ChannelGraph, live: Liveness) -> dict[str, IntArray]:
-    """Return the branches whose remaining channels are all constant, without those inside another one, and these."""
-    found: dict[str, IntArray] = {}
+def _constant_branches(graph: ChannelGraph, live: Liveness) -> dict[str, Branch]:
+    """Return the branches whose remaining channels are all constant, or are a constant added to their input.
+
+    Those inside another one of them are left out.
+    """
+
+    def is_constant(atoms: IntArray, outputs: IntArray) -> bool:
+        return not np.isnan(live.values[atoms[live.is_present(outputs)]]).any()
+
+    found: dict[str, Branch] = {}
     for branch in graph.branches:
-        if np.isnan(live.values[branch.outputs[live.is_present(branch.outputs)]]).any():
-            continue
         layers = (layer for layer in graph.layers if layer.name.startswith(inside([branch.name])))
-        if not branch.name.startswith(inside(found)) and all(layer.replaceable for layer in layers):
-            found[branch.name] = branch.outputs
+        if branch.name.startswith(inside(found)) or not all(layer.replaceable for layer in layers):
+            continue
+        if is_constant(branch.outputs, branch.outputs):
+            found[branch.name] = replace(branch, added=None)
+        elif branch.added is not None and is_constant(branch.added, branch.outputs):
+            found[branch.name] = branch
     return found
 
 

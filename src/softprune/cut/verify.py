@@ -344,6 +344,8 @@ def _narrow_(compact: nn.Module, network: nn.Module) -> None:
     dtypes = {name: tensor.dtype for tensors in named for name, tensor in tensors}
 
     def own(path: str, name: str, tensor: Tensor) -> Tensor:
+        while path and not any(each.startswith(f"{path}.") for each in dtypes):
+            path = path.rpartition(".")[0]  # of what a cut put in the place of a branch
         prefix = f"{path}." if path else ""
         inside = (dtype for each, dtype in dtypes.items() if each.startswith(prefix) and dtype.is_floating_point)
         dtype = dtypes.get(prefix + name) or dtypes.get(f"{prefix}weight") or next(inside, tensor.dtype)

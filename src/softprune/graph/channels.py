@@ -298,6 +298,10 @@ class Branch:
 
     name: str
     outputs: IntArray
+    added: IntArray | None = None
+    """Where the result is a sum with the module's input: the other summand."""
+    activation: str = ""
+    """The activation after that sum, if there is one."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -87,12 +87,13 @@ def select_input(
 
 class ConstantOutput(nn.Module):
     """Stands where a layer or a whole branch had nothing left to read: a constant per channel, in the shape that it
-    would give."""
+    would give, or with `broadcasts` in one that broadcasts to it."""
 
     value: Tensor
 
-    def __init__(self, layer: nn.Module, value: Tensor) -> None:
+    def __init__(self, layer: nn.Module, value: Tensor, *, broadcasts: bool = False) -> None:
         super().__init__()
+        self.broadcasts = broadcasts
         self.layer, self.is_linear = type(layer).__name__, isinstance(layer, nn.Linear)
         self.register_buffer("value", value)
         self.transposed = isinstance(layer, nn.modules.conv._ConvTransposeNd)
@@ -104,9 +105,7 @@ class ConstantOutput(nn.Module):
             for name in ("kernel_size", "stride", "padding", "dilation", "output_padding"):
                 setattr(self, name, getattr(layer, name))
         elif not self.is_linear:
-            for name, value in vars(layer).items():  # of a branch: those around it may read them, as ultralytics does
-                if not (name.startswith("_") or callable(value) or hasattr(self, name)):
-                    setattr(self, name, value)
+            _adopt_attributes_(self, layer)
 
     # Tools that fold a BatchNorm into the layer before it read these two and set them.
 
@@ -128,6 +127,8 @@ class ConstantOutput(nn.Module):
             super().__setattr__(name, value)
 
     def forward(self, input: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
+        if self.broadcasts:
+            return self.value.view(1, -1, *(1,) * (input.ndim - 2))
         if self.is_linear:
             return self.value.expand(*input.shape[:-1], len(self.value)).clone()
         sizes = list(input.shape[2:])
@@ -147,6 +148,29 @@ class ConstantOutput(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{len(self.value)} channels, in place of {self.layer}"
+
+
+class Shortcut(nn.Module):
+    """Stands for a residual block that lost its branch: its input plus a constant, and the block's activation."""
+
+    def __init__(self, block: nn.Module, value: Tensor, activation: str) -> None:
+        super().__init__()
+        self.constant, self.activation = ConstantOutput(block, value, broadcasts=True), activation
+        _adopt_attributes_(self, block)
+
+    def forward(self, input: Tensor) -> Tensor:
+        total = input + self.constant(input)
+        return torch.relu(total) if self.activation else total
+
+    def extra_repr(self) -> str:
+        return self.activation
+
+
+def _adopt_attributes_(module: nn.Module, replaced: nn.Module) -> None:
+    """Give `module` the plain attributes of the branch that it replaces: those around may read them, as ultralytics."""
+    for name, value in vars(replaced).items():
+        if not (name.startswith("_") or callable(value) or hasattr(module, name)):
+            setattr(module, name, value)
 
 
 def _axis(layer: nn.modules.conv._ConvNd, axis: int) -> tuple[int, int, int, int]:

@@ -5,7 +5,8 @@ others are taken apart first (`DECOMPOSED`), so that they need no rule. `node.me
 
 * ``val``: the output, without data;
 * ``calls``: the calls of modules that were running, the innermost last: a key of the call, and the name;
-* ``returned``: the calls that gave it, of one tensor to one with as many samples and positions;
+* ``returned``: the calls that gave it, of one tensor to one with as many samples and positions, each with the node of
+  that tensor;
 * ``tensor``: on placeholders, the name of the parameter or buffer;
 * ``made``: on placeholders, whether it is a tensor that forward() reads and that is neither given nor registered.
 """
@@ -411,9 +412,9 @@ class _Recorder(ProxyTorchDispatchMode):
 
     def note_result(self, call: ModuleCall, given: Tensor, output: Tensor) -> None:
         """Note which call gave `output`, if it has the samples and positions of what was `given`."""
-        _, node = self._nodes.get(id(output), (None, None))
+        (_, source), (_, node) = (self._nodes.get(id(each), (None, None)) for each in (given, output))
         if node is not None and (output.shape[:1], output.shape[2:]) == (given.shape[:1], given.shape[2:]):
-            node.meta.setdefault("returned", []).append(call)
+            node.meta.setdefault("returned", []).append((call, source))
 
     def finish(self, output: Any) -> list[Node]:
         """Return all nodes, the outputs' last."""

@@ -12,7 +12,7 @@ from torch.fx import Node
 from softprune.errors import ModelError
 from softprune.graph.builder import GraphBuilder, Opaque, Value, operator_name
 from softprune.graph.channel_graph import ChannelGraph
-from softprune.graph.channels import Branch, ConstantOp, LayerOp, NormOp
+from softprune.graph.channels import Branch, ConstantOp, IntArray, LayerOp, NormOp
 from softprune.graph.modules import ConstantOutput
 from softprune.graph.operators import OPERATORS
 from softprune.graph.reader import Example, ExampleLike, ForwardPass, read_passes, size_dependence
@@ -149,14 +149,27 @@ def _branches(builder: GraphBuilder, nodes: Sequence[Node]) -> list[Branch]:
         for key, _ in node.meta.get("calls", ()):
             members.setdefault(key, set()).add(node)
     calls = Counter(key.rpartition("@")[0] for key in members)
-    given = [(key, name, node) for node in nodes for key, name in node.meta.get("returned", ())]
+    given = [(*call, source, node) for node in nodes for call, source in node.meta.get("returned", ())]
     found = []
-    for key, name, result in sorted(given, key=lambda call: int(call[0].rpartition("@")[2])):
+    for key, name, source, result in sorted(given, key=lambda call: int(call[0].rpartition("@")[2])):
         own = members.get(key, set())
         if name and calls[name] == 1 and result in own and _stands_alone(builder, name, own, result, nodes):
             with suppress(Opaque):
-                found.append(Branch(name, builder.tensor(result).along(1)))
+                found.append(Branch(name, builder.tensor(result).along(1), *_added(builder, own, source, result)))
     return found
+
+
+def _added(builder: GraphBuilder, own: set[Node], source: Node, result: Node) -> tuple[IntArray | None, str]:
+    """Return what a module adds to its input, and the activation after the sum; None where it does something else."""
+    activation = operator_name(result) if operator_name(result) == "relu" else ""
+    total = result.args[0] if activation else result
+    if not isinstance(total, Node) or total not in own or source in own or operator_name(total) != "add":
+        return None, ""
+    others = [each for each in total.args if each is not source]
+    if len(others) != 1 or len(total.args) != 2 or total.kwargs or not isinstance(others[0], Node):
+        return None, ""
+    added = builder.tensor(others[0]).along(1)
+    return (added, activation) if len(added) == result.meta["val"].shape[1] else (None, "")
 
 
 def _stands_alone(builder: GraphBuilder, name: str, own: set[Node], result: Node, nodes: Sequence[Node]) -> bool:
