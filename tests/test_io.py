@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import softprune as sp
+from softprune.budget.latency import LatencyTable
 from softprune.errors import FileFormatError, SoftpruneError
 from softprune.io import read_bytes
 from softprune.lab.config.recipes import load_recipe
@@ -44,6 +45,7 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "newest checkpoint": ("step-0000000001.ckpt", lambda path: read_newest(path.parent)),
     "weights.pt": ("weights.pt", read_weights),
     "weights.safetensors": ("weights.safetensors", read_weights),
+    "latency table": ("device.json", LatencyTable.read),
     "config.toml": ("config.toml", lambda path: RunFolder(path.parent).read_config()),
     "result.json": ("result.json", lambda path: load_run(path.parent)),
     "metrics.jsonl": ("metrics.jsonl", lambda path: load_run(path.parent)),

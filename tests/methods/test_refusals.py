@@ -131,7 +131,11 @@ TASK = torch.zeros((), requires_grad=True)
 STATES = {
     "detached": (detached, [SoftPruner.masks, SoftPruner.plan, SoftPruner.compact, SoftPruner.decide], "after detach"),
     "converted": (converted, [SoftPruner.plan, SoftPruner.compact], "convert_sync_batchnorm"),
-    "another head": (beheaded, [SoftPruner.plan, SoftPruner.compact, SoftPruner.summary], "a classifier"),
+    "another head": (
+        beheaded,
+        [lambda p: p.loss(TASK), SoftPruner.plan, SoftPruner.compact, SoftPruner.summary],
+        "a classifier",
+    ),
     "another class": (pruner_of, [lambda p: p.compact(nn.Linear(2, 2))], "a copy of the network"),
     "other shapes": (pruner_of, [lambda p: p.masks(Chain(4, 5))], "a copy of the network"),
     "masked already": (pruner_of, [lambda p: pruner_of(p.model)], "network without masks"),

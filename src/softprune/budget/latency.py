@@ -35,7 +35,7 @@ from softprune.graph.channels import LayerOp, NormOp
 from softprune.graph.modules import Select
 from softprune.graph.reader import Example, ExampleLike
 from softprune.graph.sites import KINDS
-from softprune.io import write_atomically
+from softprune.io import read_bytes, write_atomically
 from softprune.log import get_logger
 
 logger = get_logger(__name__)
@@ -133,7 +133,7 @@ class LatencyTable:
         if isinstance(source, LatencyTable):
             return source
         try:
-            fields = source if isinstance(source, Mapping) else json.loads(Path(source).read_text(encoding="utf-8"))
+            fields = source if isinstance(source, Mapping) else json.loads(read_bytes(Path(source)))
             kinds = {key: fields[key] for key in ("layers", "norms", "indices")}
             grids = {key: {name: Grid(**each) for name, each in kind.items()} for key, kind in kinds.items()}
             return cls(**{**fields, **grids, "runtime": Runtime(**fields["runtime"])})

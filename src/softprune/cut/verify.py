@@ -459,7 +459,8 @@ class _Proof:
             if not any(finite):
                 raise VerificationError(
                     f"a network must give finite outputs in its own precision. Got infinity or NaN in {lowest} on "
-                    f"input {shapes_of(example)}, but not in float64. Prune it in float32: model.float()."
+                    f"input {shapes_of(example)}, but not in float64. Look at its weights, or prune it "
+                    "in a wider precision, such as model.float()."
                 )
             for name, other in (("masked", masked), ("compact", got)):
                 chosen = zip(*((a, b) for a, b, use in zip(expected, other, finite, strict=True) if use), strict=True)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from softprune.errors import CheckpointError, ConfigError, SoftpruneError
+from softprune.io import read_bytes
 from softprune.lab.cli.app import DataDir, DataSet, Device, Json, Method, Model, Run, TimeLimit, command, parse_time
 from softprune.lab.cli.output import error_line, print_facts, print_json, print_table, remark, run_progress, say
 from softprune.lab.config.recipes import DEFAULT_RECIPE, RECIPES, SWEEPS, find_file, load_recipe, title_of
@@ -383,7 +384,7 @@ def recipes(
         rows = [[each, kind, title_of(file)] for kind, found in kinds.items() for each, file in found.items()]
         print_facts(["name", "kind", "description"], rows, as_json=as_json)
     else:
-        say(find_file(name, files).read_text(encoding="utf-8").rstrip("\n"))
+        say(read_bytes(find_file(name, files)).decode(errors="replace").rstrip("\n"))
 
 
 @command
