@@ -191,11 +191,7 @@ def _describe(module: nn.Module, cut: ModuleCut) -> None:
 
 
 def _put_constant(
-    module: nn.Module,
-    outputs: Indices,
-    constants: FloatArray | None,
-    parents: Parents,
-    activation: str | None = None,
+    module: nn.Module, outputs: Indices, constants: FloatArray | None, parents: Parents, activation: str | None = None
 ) -> None:
     """Put a constant in the place of `module`, or with an `activation` its sum with the module's input."""
     weight = next(module.parameters())

@@ -408,7 +408,10 @@ class SoftMasks(Masks):
         count = len(self.layout.widths)
         columns = [[None] * count if part is None else part.split(self.layout.widths) for part in drawn]
         found = zip(self.modules, *columns, strict=False)
-        return [Folded(weight.to(bn.weight), bias.to(bn.weight), *drawn) for bn, weight, bias, *drawn in found]
+        return [
+            Folded(_aligned(weight.to(bn.weight)), _aligned(bias.to(bn.weight)), *drawn)
+            for bn, weight, bias, *drawn in found
+        ]
 
     def fold(self, bn: MaskedBatchNorm) -> Folded:
         folded = None if self._folds is None else self._folds[bn.number]
@@ -416,6 +419,13 @@ class SoftMasks(Masks):
             return folded
         with uncounted():  # called alone, or by an activation checkpoint that recomputes an earlier forward
             return self._split(self._draw(bn.training))[bn.number]
+
+
+def _aligned(part: Tensor) -> Tensor:
+    """Return a part of a row as kernels of cuDNN may read it, 16 bytes at a time: a copy where it begins in between."""
+    if torch.compiler.is_compiling() or not part.is_cuda or part.storage_offset() * part.element_size() % 16 == 0:
+        return part
+    return part.clone()
 
 
 def _samples(call: Call) -> int:

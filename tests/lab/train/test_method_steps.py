@@ -142,3 +142,19 @@ def test_a_gpu_records_the_steps_of_every_method(method: str, monkeypatch: pytes
     ran, recorded = trained(method, device, mode="compile")
     assert ran == "compile"
     torch.testing.assert_close(recorded, eager, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.gpu
+def test_a_gpu_trains_widths_that_are_no_multiples() -> None:
+    """Half of ShuffleNetV2's 116 channels: scales and shifts of what follows begin between two reads of cuDNN."""
+    model = nn.Sequential(
+        nn.Conv2d(3, 58, 1), nn.BatchNorm2d(58), nn.ReLU(), nn.Conv2d(58, 116, 1), nn.BatchNorm2d(116)
+    )
+    model = nn.Sequential(model, nn.ReLU()).to("cuda", memory_format=torch.channels_last)
+    images = torch.randn(128, 3, 16, 16, device="cuda").contiguous(memory_format=torch.channels_last)
+    pruner = REGISTRY["scp"](model, images[:2])
+    with torch.autocast("cuda", torch.bfloat16):
+        pruner.loss(model(images).float().mean()).backward()
+    assert model.eval()(images).isfinite().all()
+    offsets = [each.weight.storage_offset() % 4 for each in pruner.site_masks._split(pruner.site_masks._draw(False))]
+    assert not any(offsets)
