@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from softprune.cut import apply_plan, blocks_of_sites, coupled_sites, make_plan, required_sites
+from softprune.cut import apply_plan, blocks_of_sites, coupled_sites, cut_and_verify, make_plan, required_sites
 from softprune.cut.analyses import Liveness, constant_contribution, constants
 from softprune.cut.selection import read_graph
 from softprune.graph import ChannelGraph, trace
@@ -342,3 +342,23 @@ def test_a_stream_through_a_grouped_convolution_loses_whole_groups() -> None:
     graph = read_graph(_Grouped(), EXAMPLE, kinds={"stream"})
     assert blocks_of_sites(graph) == {("bn1",): 2}
     assert coupled_sites(graph) == ()
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_constants_are_those_of_the_device(device: str) -> None:
+    """A GPU computes Hardsigmoid with a sixth in float32, in float64 too: a constant of a CPU would be off by 1e-8."""
+
+    class Gated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Sequential(nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 6, 1))
+            self.gate, self.last, self.other = nn.Hardsigmoid(), nn.Conv2d(6, 4, 1), nn.Conv2d(3, 4, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(self.gate(self.inner(x))) + self.other(x)
+
+    network, images = Gated().to(device).eval(), torch.randn(2, 3, 8, 8, device=device)
+    graph = read_graph(network, images)
+    masks = {site.name: torch.zeros(site.width, dtype=torch.bool) for site in graph.sites}
+    _, certificate = cut_and_verify(make_plan(graph, network, masks), network, masks, images)
+    assert certificate.max_difference < 1e-14

@@ -35,6 +35,7 @@ from softprune.graph.channels import (
     evaluated,
     identity,
 )
+from softprune.graph.reader import first_floating
 
 # --- constants --------------------------------------------------------------------------------------------------------
 
@@ -59,6 +60,8 @@ class _Constants(ForwardAnalysis):
 
     def __init__(self, graph: ChannelGraph, model: nn.Module, masks: Mapping[str, BoolArray]) -> None:
         self.model, self.masks = model, masks
+        like = first_floating(model)
+        self.device = torch.device("cpu") if like is None or like.is_meta else like.device
         self.values: FloatArray = np.full(len(graph.classes), np.nan)
         self.values[PAD] = 0.0
         self.trained = np.zeros(len(graph.classes), dtype=bool)
@@ -111,7 +114,8 @@ class _Constants(ForwardAnalysis):
             if op.evaluate is None:
                 values[known] = np.where(given == 0, op.at_zero, np.nan)
             else:  # mostly they are dropped channels, whose image is always the same one
-                values[known] = evaluated(op.evaluate, given) if given.any() else op.at_zero
+                zero = op.at_zero_on(self.device)
+                values[known] = evaluated(op.evaluate, given, device=self.device) if given.any() else zero
         self.values[op.outputs] = values
 
     def binary(self, op: BinaryOp) -> None:

@@ -9,7 +9,6 @@ do. Two atoms in one class are kept or cut together; a pinned class is always ke
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -123,10 +122,13 @@ def identity(constants: Tensor) -> Tensor:
     return constants
 
 
-def evaluated(evaluate: Evaluate, *columns: FloatArray) -> FloatArray:
-    """Return what an operator gives for constants; NaN where it gives complex numbers."""
-    found = evaluate(*(torch.from_numpy(column.copy()) for column in columns))
-    return np.full(columns[0].shape, np.nan) if found.is_complex() else found.to(torch.float64).numpy()
+def evaluated(evaluate: Evaluate, *columns: FloatArray, device: torch.device | str = "cpu") -> FloatArray:
+    """Return what an operator gives for constants; NaN where it gives complex numbers.
+
+    Devices differ: in float64 Hardswish and Hardsigmoid multiply by a sixth that a GPU has rounded to float32.
+    """
+    found = evaluate(*(torch.from_numpy(column.copy()).to(device) for column in columns))
+    return np.full(columns[0].shape, np.nan) if found.is_complex() else found.to("cpu", torch.float64).numpy()
 
 
 @dataclass
@@ -212,12 +214,20 @@ class ChannelwiseOp:
     activation: str | None = None
     """The activation that it is, by name."""
 
-    @cached_property
+    _images: dict[Any, float] = field(default_factory=dict)
+
+    @property
     def at_zero(self) -> float:
         """The image of zero; NaN where it is unknown."""
+        return self.at_zero_on("cpu")
+
+    def at_zero_on(self, device: torch.device | str) -> float:
+        """Return the image of zero on a device."""
         if self.evaluate is None:
             return 0.0 if self.keeps_zero else math.nan
-        return float(evaluated(self.evaluate, np.zeros(1))[0])
+        if device not in self._images:
+            self._images[device] = float(evaluated(self.evaluate, np.zeros(1), device=device)[0])
+        return self._images[device]
 
 
 @dataclass
