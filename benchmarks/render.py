@@ -197,6 +197,12 @@ def choices() -> str:
     return comparison("from_trained_choices", columns)
 
 
+def noise() -> str:
+    """Return the noise of kept channels, and a later end of the cut, beside the default."""
+    columns = {"default": "scp:8", "kept channels sampled": "scp:8@noise", "`final_at=0.4`": "scp:8@final_at=0.4"}
+    return comparison("from_trained_noise", columns)
+
+
 def speed(device: str) -> str:
     """Return the time of cuts at half of the MACs on a device."""
     rows = []
@@ -215,20 +221,18 @@ def latency_targets() -> str:
     """Return cuts to a share of the time beside cuts to half of the MACs, from the same dense weights."""
     rows = [row for row in record("speed")["rows"] if (row["runtime"], row["dtype"]) == ("compile", "bfloat16")]
     times = {(row["network"], row["cut"], row["batch"]): row for row in rows}
-    found: dict[tuple[str, str, float], list[float]] = {}
+    found: dict[tuple[str, str, float, float], list[float]] = {}
     for row in record("from_trained_latency")["rows"]:
         if row["method"].startswith("scp"):
-            key = row["network"], "latency" if "latency" in row["method"] else "MACs", row["keep"]
-            found.setdefault(key, []).append(row["top1"])
-            found.setdefault((row["network"], "dense", 1.0), [row["dense_top1"]])
+            target = "latency" if "latency" in row["method"] else "MACs"
+            found.setdefault((row["network"], target, row["keep"], row["dense_top1"]), []).append(row["top1"])
     rows = []
-    for (network, target, keep), top1 in sorted(found.items()):
-        cut = f"latency {keep}" if target == "latency" else "chosen"
+    for (network, target, keep, before), top1 in sorted(found.items()):
+        cut = f"latency {keep}" if target == "latency" else "chosen" if keep == 0.5 else f"chosen {keep}"
         measured = [times.get((network, cut, batch)) for batch in (256, 64)]
         shares = [f"{each['compact_ms'] / each['dense_ms']:.2f}" if each else "-" for each in measured]
-        if target != "dense":
-            dense, accuracies = f"{found[network, 'dense', 1.0][0]:.1f}", " / ".join(f"{each:.1f}" for each in top1)
-            rows.append([network, f"{target} {keep:g}", dense, accuracies, *shares])
+        accuracies = " / ".join(f"{each:.1f}" for each in top1)
+        rows.append([network, f"{target} {keep:g}", f"{before:.1f}", accuracies, *shares])
     return markdown(["network", "target", "dense", "top-1", "time, batch 256", "time, batch 64"], rows, left=2)
 
 
@@ -410,16 +414,11 @@ def latency(device: str) -> str:
 
 
 def steps() -> str:
-    """Return milliseconds per training step of the newest measurement of each variant."""
-    newest = {}
-    for row in record("step_time")["rows"]:
-        if "ms_per_step" in row:
-            newest[row["model"], row["variant"], row["masks"], row["precision"]] = row
-    rows = [
-        [model, variant, "yes" if masks else "no", precision, f"{row['ms_per_step']:.2f}", str(row["call"])]
-        for (model, variant, masks, precision), row in sorted(newest.items())
-    ]
-    return markdown(["network", "step", "masks", "precision", "ms", "call"], rows)
+    """Return milliseconds per training step: softprune's with masks, and plain loops of the dense network."""
+    found = {(row["model"], row["form"]): row["ms"] for row in record("train_step")["rows"]}
+    forms = {"softprune, with masks": "scp", "torch.compile, reduce-overhead": "reduce-overhead", "eager": "eager"}
+    rows = [[model, *(f"{found[model, form]:.2f}" for form in forms.values())] for model in ("vgg16", "resnet56")]
+    return markdown(["network", *forms], rows)
 
 
 def robustness() -> str:
@@ -449,6 +448,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "from_trained": from_trained,
     "means": means,
     "choices": choices,
+    "noise": noise,
     "speed": speed,
     "latency_targets": latency_targets,
     "yolo": yolo,
