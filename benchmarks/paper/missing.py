@@ -19,7 +19,7 @@ PRICES = {
     "cifar100-densenet40-slimming-ft": (12.1, "not trained: GPU time"),
     "cifar100-densenet40-slimming-high-ft": (11.7, "not trained: GPU time"),
     "cifar100-densenet40-variational": (6.6, "waits until Variational Pruning removes channels of VGG-16"),
-    "cifar100-densenet40-scp-norelu": (6.6, "stopped after 54 of 160 epochs; can be resumed"),
+    "cifar100-densenet40-scp-norelu": (6.6, "stopped after 54 of 160 epochs; its checkpoint is lost"),
     "cifar100-densenet40-scp-s2": (6.6, "stopped after 107 of 160 epochs; its checkpoint is lost"),
     "cifar100-resnet164-slimming-ft": (30.4, "not trained: dearest network, last in the queue"),
     "cifar100-resnet164-slimming-high-ft": (29.6, "not trained: dearest network, last in the queue"),
@@ -29,7 +29,7 @@ PRICES = {
 }
 """Minutes and the reason for each run that a row without a record needs."""
 WANTED = {
-    "cifar100-densenet40-dense": (6.6, "55 of 160 epochs are done; DenseNet-40 on CIFAR-100 has no drop without it"),
+    "cifar100-densenet40-dense": (6.6, "DenseNet-40 on CIFAR-100 has no drop without it; stopped after 55 of 160 epochs, lost"),
     "cifar100-resnet164-dense": (16.6, "rows of ResNet-164 will have no drop without it"),
     "cifar10-resnet56_a-dense": (5.9, "rows of SFP and FPGM have no drop without it"),
     "cifar100-densenet40-scp-s1, seed 1": (6.6, "table 7: with seeds half a point apart one run shows no effect of s"),
