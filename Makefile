@@ -19,7 +19,7 @@ export PYTHONDONTWRITEBYTECODE :=
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo      train, prune and cut a small network on the embedded digits; writes a report"
+	@echo "make demo      train, prune and cut a small network on the bundled digits; writes a report"
 	@echo "make test      lint, format, types and tests"
 	@echo "make quick     lint, types and the quick tests"
 	@echo "make slow-list measure all tests on one core; rewrites tests/slow.txt (half an hour)"

@@ -107,12 +107,12 @@ def test_a_file_becomes_a_grid_of_checked_runs(write: Callable[[str], Path]) -> 
         ("[[run]]\nrecipe = 'digits'\nsett = {}", "Did you mean 'set'"),
         ("[[run]]\nrecipe = 'digits'\ngrid = {seed = 3}", "grid.seed must be a valid list"),
         ("[[run]]\nrecipe = 'digits'\n[[run]]\nrecipe = 'digits'", "Got 'digits' twice"),
-        ("[[run]]\nrecipe = 'digits'\nafter = 'x'", "Got 'x', which fits 0 of none"),
+        ("[[run]]\nrecipe = 'digits'\nafter = 'x'", "Got 'x', with 0; earlier: none"),
         ("[[run]]\nrecipe = 'digits'\nset = {'method.name' = 'slim'}", "Did you mean 'slimming'"),
-        ("[[run]]\nrecipe = 'digits'\nset = {'model.weights' = '{after}'}", "the run that `after` names"),
+        ("[[run]]\nrecipe = 'digits'\nset = {'model.weights' = '{after}'}", "needs `after`, the name"),
         ("[[run]]\nrecipe = 'digits'\nset = {'model.weights' = 'gone.pt'}", "gone.pt"),
         ("[[run]]\nrecipe = 'digits'\nset = {'data.name' = 'cifar01'}", "Did you mean 'cifar10'"),
-        ("[[run]]\nrecipe = 'digits'\nname = '../evil'", "the name of a folder"),
+        ("[[run]]\nrecipe = 'digits'\nname = '../evil'", "valid folder name"),
     ],
 )
 def test_mistakes_are_found_before_anything_starts(write: Callable[[str], Path], text: str, message: str) -> None:

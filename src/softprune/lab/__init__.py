@@ -1,4 +1,4 @@
-"""The laboratory: recipes, the trainer, runs, reports, sweeps and the command line, on top of the library."""
+"""Command line, trainer, recipes, runs, reports and sweeps, built on the library."""
 
 import importlib.util
 

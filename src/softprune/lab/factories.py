@@ -1,4 +1,4 @@
-"""Factories of the user's own: networks, data sets and methods that a recipe names as ``module:factory``."""
+"""User-defined networks, data sets and methods, which a recipe names as ``module:factory``."""
 
 import importlib
 import inspect
@@ -12,7 +12,7 @@ from softprune.errors import ConfigError, SoftpruneError, first_line, nearest
 
 
 def is_factory_name(name: str) -> bool:
-    """Return whether ``name`` reads as ``module:factory``. Imports nothing."""
+    """Return whether ``name`` has the form ``module:factory``. Imports nothing."""
     module, colon, factory = name.partition(":")
     return bool(colon and factory and "/" not in name and all(module.split(".")) and not module.endswith(".py"))
 
@@ -25,25 +25,25 @@ def check_name(
     own: str = "module:factory",
     options: Mapping[str, Any] | None = None,
 ) -> None:
-    """Raise an error unless ``name`` is in the registry or reads as ``module:factory``. Imports nothing.
+    """Raise ``error`` unless ``name`` is in the registry or has the form ``module:factory``. Imports nothing.
 
-    ``options`` are arguments of a factory: what is in the registry takes none.
+    ``options`` are keyword arguments of a factory. They are rejected for names in the registry.
     """
     if name in registry and options:
         raise error(
-            f"{key.partition('.')[0]}.options are arguments of a factory ({key} = 'module:factory'). Got {options} for "
-            f"{name!r}; leave them out."
+            f"{key.partition('.')[0]}.options are for factories only ({key} = 'module:factory'). Got {options} for "
+            f"{name!r}; remove them."
         )
     if name not in registry and not is_factory_name(name):
         raise error(
-            f"{key} must be one of {', '.join(registry)}, or {own} of your own. Got {name!r}.{nearest(name, registry)}"
+            f"{key} must be one of {', '.join(registry)}, or your own {own}. Got {name!r}.{nearest(name, registry)}"
         )
 
 
 def import_factory(name: str, key: str) -> Callable[..., Any]:
-    """Import the factory ``name``, also from the current folder, for the setting ``key``."""
+    """Import and return the factory ``name`` of the setting ``key``. The current folder is searched first."""
     module_name, _, factory_name = name.partition(":")
-    # A console script does not search the current folder, where the user's module is.
+    # Console scripts do not have the current folder on sys.path, but the user's module is usually there.
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
@@ -52,7 +52,7 @@ def import_factory(name: str, key: str) -> Callable[..., Any]:
     except Exception as error:  # importing a module runs its code, which may raise anything
         raise ConfigError(
             f"{key} = 'module:factory' must be importable from here. Got {name!r}: {type(error).__name__}: "
-            f"{first_line(error)}. `python -c 'import {module_name}'` shows whether its module is."
+            f"{first_line(error)}. `python -c 'import {module_name}'` shows whether the module can be imported."
         ) from error
 
 
@@ -63,7 +63,7 @@ def call_factory(
     offered: Mapping[str, Any] | None = None,
     error: type[SoftpruneError] = ConfigError,
 ) -> Any:
-    """Return what the factory ``name`` returns for ``options`` and those of the arguments ``offered`` that it takes."""
+    """Call the factory ``name`` with ``options`` and with those of the ``offered`` arguments that it accepts."""
     factory = import_factory(name, key)
     given = {**(offered or {}), **options}
     try:
@@ -72,8 +72,8 @@ def call_factory(
             given = {word: value for word, value in given.items() if word in parameters or word in options}
         return factory(**given)
     except SoftpruneError:
-        raise  # it has its own remedy
-    except Exception as problem:  # code of the user's own may raise anything
+        raise  # its message already says what to do
+    except Exception as problem:  # user code may raise anything
         place = traceback.extract_tb(problem.__traceback__)[-1]
         call = f"{name}({', '.join(f'{word}={value!r}' for word, value in given.items())})"
         raise error(

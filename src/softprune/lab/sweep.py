@@ -1,4 +1,4 @@
-"""Sweeps: recipes and a grid of settings in a TOML file, trained one after another or side by side on Ray."""
+"""Sweeps: train recipes over a grid of settings, given in a TOML file, sequentially or in parallel on Ray."""
 
 import copy
 import itertools
@@ -28,11 +28,11 @@ from softprune.lab.train.method import check_method
 from softprune.lab.train.run import absolute_paths, check_same_config, resume, start
 
 _AFTER = "{after}"
-"""In a value of `set`, the folder of the run named by `after`."""
+"""Placeholder in settings: the folder of the run named by `after`."""
 _MOST_RESUMED = 3
-"""How often Ray resumes a run after its worker or node was lost."""
+"""How often Ray retries a run that has lost its worker or node."""
 _AGAIN = 60.0
-"""Seconds after which runs that go on are interrupted again: Ray has lost one on a busy machine."""
+"""Seconds after which runs still in progress are interrupted again: on a busy machine Ray may lose an interrupt."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,11 +42,11 @@ class Cell:
     folder: RunFolder
     config: RunConfig
     run: str
-    """Name of its [[run]]."""
+    """Name of the [[run]] that it belongs to."""
     point: dict[str, Any]
-    """One value for each key of the grid."""
+    """Its point in the grid: one value per key."""
     after: str | None = None
-    """The cell that must have finished before. It stands earlier in the sweep."""
+    """Name of an earlier cell that must finish first; None for none."""
 
     @property
     def name(self) -> str:
@@ -60,27 +60,27 @@ class _Run(Section):
     """A [[run]] of a sweep file."""
 
     recipe: str
-    """Its name, or a TOML file."""
+    """Name of a built-in recipe, or a TOML file."""
     name: str = ""
-    """The recipe's by default."""
+    """Name of the run; by default that of the recipe."""
     set: dict[str, Any] = Field({})
     grid: dict[str, list[Any]] = Field({})
     after: str = ""
-    """Name of an earlier [[run]]: each cell waits for the cell of that run with the same values in the grid."""
+    """Name of an earlier [[run]]: each cell waits for the cell of that run at the same point in the grid."""
 
 
 class _File(Section):
     """A sweep file."""
 
     name: str = ""
-    """The file's by default."""
+    """Name of the sweep; by default that of the file."""
     grid: dict[str, list[Any]] = Field({})
-    """Added to the grid of every run."""
+    """Grid shared by all runs."""
     run: list[_Run] = Field([])
 
 
 def read_sweep(sweep: Path | str, out: Path | str | None = None, *, data_dir: str | None = None) -> list[Cell]:
-    """Return the runs of a sweep (a TOML file, or the name of a built-in one). Check all of them; write nothing."""
+    """Read and check the runs of a sweep (a TOML file or a built-in name), without writing anything."""
     path = recipes.find_file(str(sweep), recipes.SWEEPS)
     values = recipes.read_toml(path)
     try:
@@ -106,7 +106,7 @@ def read_sweep(sweep: Path | str, out: Path | str | None = None, *, data_dir: st
 def _cells(
     run: _Run, shared: dict[str, list[Any]], base: Path, folder: Path, data_dir: str | None, earlier: Sequence[Cell]
 ) -> Iterator[Cell]:
-    """Yield a cell for each point of the grid of ``run``, which includes the ``shared`` one of the file."""
+    """Yield a cell for each point in the grid of ``run``, combined with the ``shared`` grid of the file."""
     beside = base / run.recipe
     recipe = recipes.find_file(str(beside) if beside.is_file() else run.recipe, recipes.RECIPES)
     label = check_folder_name(run.name or recipe.stem, "A run's name")
@@ -114,23 +114,23 @@ def _cells(
     for chosen in itertools.product(*axes.values()):
         point = dict(zip(axes, chosen, strict=True))
         values, after = {**run.set, **point}, _predecessor(run.after, point, earlier) if run.after else None
-        # Runs that differ only in their seed are repetitions and share a name.
+        # Runs that differ only in the seed are repetitions and share a name.
         values["name"] = label + _suffix({key: value for key, value in point.items() if key != "seed"})
         if data_dir is not None:
             values["data.dir"] = data_dir
         for key, value in values.items():
             if isinstance(value, str) and _AFTER in value:
                 if after is None:
-                    raise ConfigError(f"{_AFTER} is the folder of the run that `after` names. Got none for {key}.")
+                    raise ConfigError(f"{_AFTER} needs `after`, the name of an earlier [[run]]. Got none for {key}.")
                 values[key] = value.replace(_AFTER, str(after.folder.path))
         config = recipes.resolve_recipe(recipe, copy.deepcopy(content), values.items())
-        # What the run itself would raise before training, apart from what network and data show.
+        # Raise early what the run would raise before training, as far as possible without network and data.
         check_method(config)
         check_name("model.name", config.model.name, models.REGISTRY, options=config.model.options)
         check_name("data.name", config.data.name, DATASETS, options=config.data.options)
         weights = config.model.weights
         if after is None and weights not in ("", BASELINE) and not Path(weights).expanduser().exists():
-            raise ConfigError(f"model.weights must be a file or the folder of a run. Got {weights}, where none is.")
+            raise ConfigError(f"model.weights must be a file or the folder of a run. Got {weights}: no such path.")
         yield Cell(
             folder=RunFolder(folder / (label + _suffix(point))),
             config=absolute_paths(config),
@@ -141,7 +141,7 @@ def _cells(
 
 
 def _predecessor(label: str, point: Mapping[str, Any], earlier: Sequence[Cell]) -> Cell:
-    """Return the cell that a run waits for: the one of run ``label`` with the same values in the grid."""
+    """Return the cell of run ``label`` at the same point in the grid, for which another cell waits."""
     fitting = [
         cell
         for cell in earlier
@@ -149,34 +149,34 @@ def _predecessor(label: str, point: Mapping[str, Any], earlier: Sequence[Cell]) 
     ]
     if len(fitting) != 1:
         raise ConfigError(
-            "`after` must name an earlier [[run]], which has no setting in its grid that this one lacks. Got "
-            f"{label!r}, which fits {len(fitting)} of {', '.join(sorted({cell.run for cell in earlier})) or 'none'}."
+            "`after` must name an earlier [[run]] with exactly one cell at this point in the grid. Got "
+            f"{label!r}, with {len(fitting)}; earlier: {', '.join(sorted({cell.run for cell in earlier})) or 'none'}."
         )
     return fitting[0]
 
 
 def _suffix(point: Mapping[str, Any]) -> str:
-    """Return the last part of each key with its value, such as `-strength0.0001-seed2`."""
+    """Return the suffix of a run's name: the last part of each key and its value, as in `-strength0.0001-seed2`."""
     shown = {key: f"{value:g}" if isinstance(value, float) else value for key, value in point.items()}
     parts = [f"-{key.rpartition('.')[2]}{value}" for key, value in shown.items()]
     return re.sub(r"[^A-Za-z0-9._-]+", "_", "".join(parts))
 
 
 Progress = Callable[[], AbstractContextManager[Listener]]
-"""Returns a context with the listener of a run."""
+"""Returns a context manager that yields the listener of a run."""
 
 
 class Ended(NamedTuple):
-    """How a run of a sweep ended."""
+    """The outcome of a run of a sweep."""
 
     cell: Cell
     state: Literal["done", "failed", "stopped", "blocked", "elsewhere"]
-    """`blocked`: the run that it comes after has no result. `elsewhere`: another process trains it."""
+    """`blocked`: the run named by `after` has no result. `elsewhere`: another process is training it."""
     message: str = ""
 
 
 def run_here(cells: list[Cell], progress: Progress, *, device: str, time_limit: float | None) -> Iterator[Ended]:
-    """Train the runs one after another in this process. Yield each when it ends; stop after one that was stopped."""
+    """Train the runs one by one in this process, and yield the outcome of each. A stopped run ends the sweep."""
     cells[0].folder.path.parent.mkdir(parents=True, exist_ok=True)
     deadline = math.inf if time_limit is None else time.monotonic() + time_limit
     ended: dict[str | None, Ended] = {}
@@ -199,11 +199,11 @@ def run_on_ray(
     device: str,
     time_limit: float | None,
 ) -> Iterator[Ended]:
-    """Train the runs as Ray tasks, ``jobs`` side by side here or as many as fit on the cluster at ``address``.
+    """Train the runs as Ray tasks, ``jobs`` at a time on this machine or as many as fit on the cluster at ``address``.
 
-    A run requests ``cpus`` and ``gpus`` (None: a GPU, where there are some, or the share that lets ``jobs`` fit). A
-    task that loses its worker or node is repeated on another one, and resumes the run. A signal or the time limit
-    cancels the tasks: Ray interrupts each run as Ctrl-C does, so that it saves.
+    Each run requests ``cpus`` and ``gpus`` (None: one GPU, or the share of one with which all ``jobs`` fit; 0 without
+    GPUs). A task that loses its worker or node is retried on another one, where it resumes the run. A signal or the
+    time limit cancels the tasks: Ray interrupts each run like Ctrl-C, so that it saves.
     """
     ray = import_optional("ray", "A sweep with --jobs above 1 or --address", otherwise=", or leave them out")
     _connect(ray, jobs, address)
@@ -220,7 +220,7 @@ def run_on_ray(
                     cell = pending.pop(reference)
                     try:
                         yield ray.get(reference)
-                    except ray.exceptions.RayError as error:  # cancelled before it could save, or lost too often
+                    except ray.exceptions.RayError as error:  # cancelled before it could save, or retried too often
                         yield Ended(cell, "stopped") if stop.reason() else Ended(cell, "failed", first_line(error))
                 if stop.reason() and time.monotonic() - cancelled > _AGAIN:
                     cancelled = time.monotonic()
@@ -231,7 +231,7 @@ def run_on_ray(
 
 
 def _connect(ray: Any, jobs: int, address: str | None) -> None:
-    """Join the cluster, or start Ray on this machine with a slot for each job."""
+    """Connect to the cluster, or start Ray on this machine with one CPU slot per job."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if address is None:
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // jobs)))
@@ -241,34 +241,34 @@ def _connect(ray: Any, jobs: int, address: str | None) -> None:
         ray.init(address=address, logging_level="ERROR")
     except (OSError, ValueError, RuntimeError) as error:
         raise ConfigError(
-            f"--address must be that of a running Ray cluster. Got {address!r}: {first_line(error)}. Start one "
-            "with `ray start --head`, or leave --address out to use this machine."
+            f"--address must be the address of a running Ray cluster. Got {address!r}: {first_line(error)}. Start one "
+            "with `ray start --head`, or omit --address to use this machine."
         ) from error
 
 
 def _request(ray: Any, jobs: int, cpus: float, gpus: float | None) -> dict[str, float]:
-    """Return what a run requests. Raise a ConfigError where no node has it: Ray would wait for one."""
+    """Return the resources of a run. Raise a ConfigError if no node has them, since Ray would wait forever."""
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     if gpus is None:
         most = max(node.get("GPU", 0.0) for node in nodes)
         gpus = 1 / math.ceil(jobs / most) if most else 0.0
     if not any(node.get("CPU", 0.0) >= cpus and node.get("GPU", 0.0) >= gpus for node in nodes):
         raise ConfigError(
-            f"A node must have what a run requests. Got {cpus:g} CPU cores and {gpus:g} GPUs per run, and no node has "
-            "both; lower --cpus-per-run or --gpus-per-run."
+            f"A run must fit on one node. Got {cpus:g} CPU cores and {gpus:g} GPUs per run, and no node has both; "
+            "lower --cpus-per-run or --gpus-per-run."
         )
     return {"num_cpus": cpus, "num_gpus": gpus}
 
 
 def _train(cell: Cell, before: Ended | None, progress: Progress, device: str, time_limit: float | None) -> Ended:
-    """Start or resume a run, after the one ``before``."""
+    """Start or resume a run, if ``before``, the outcome of the run that it waits for, is done."""
     folder = cell.folder
     if cell.state() == "done":
         return Ended(cell, "done")
     if before is not None and before.state != "done":
         return Ended(cell, "blocked", f"it needs {cell.after}, which has no result")
     if not folder.path.parent.is_dir():
-        return Ended(cell, "failed", f"{folder.path.parent} is not on this node; choose shared storage with --out")
+        return Ended(cell, "failed", f"{folder.path.parent} does not exist on this node; set --out to shared storage")
     try:
         with progress() as listener:
             options: dict[str, Any] = {"device": device, "time_limit": time_limit, "listener": listener}
@@ -284,5 +284,5 @@ def _train(cell: Cell, before: Ended | None, progress: Progress, device: str, ti
         return Ended(cell, "elsewhere")
     except (SoftpruneError, OSError) as error:
         return Ended(cell, "failed", str(error))
-    except Exception:  # a defect in one run must not end the others
+    except Exception:  # a bug in one run must not end the others
         return Ended(cell, "failed", traceback.format_exc())

@@ -1,4 +1,4 @@
-"""Distributed training: the processes that torchrun started, or a single one."""
+"""Distributed training: the processes started by torchrun, or a single process."""
 
 import os
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class World:
-    """The process group, seen from one process."""
+    """Rank, size and device of this process in the process group."""
 
     rank: int
     size: int
@@ -26,7 +26,7 @@ class World:
 
     @property
     def is_writer(self) -> bool:
-        """Whether this process is rank 0, which writes the files of the run."""
+        """Whether this process is rank 0, the only one that writes files."""
         return self.rank == 0
 
     def sum_(self, tensor: Tensor) -> Tensor:
@@ -36,7 +36,7 @@ class World:
         return tensor
 
     def max(self, value: int) -> int:
-        """Return the maximum over all processes, so that all of them decide alike."""
+        """Return the maximum over all processes, so that all of them take the same decision."""
         if self.size == 1:
             return value
         tensor = torch.tensor(value, device=self.device)
@@ -44,7 +44,7 @@ class World:
         return int(tensor)
 
     def broadcast(self, value: T) -> T:
-        """Return the value of rank 0."""
+        """Return rank 0's value in every process."""
         if self.size == 1:
             return value
         box = [value]
@@ -52,16 +52,16 @@ class World:
         return box[0]
 
     def barrier(self) -> None:
-        """Wait for every process."""
+        """Wait until every process has reached this point."""
         if self.size > 1:
             dist.barrier()
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """Wrap the network in DistributedDataParallel.
 
-        DDP broadcasts the buffers of rank 0 before each forward, so the running statistics, and with them the
-        checkpoint, are those of rank 0. Every step has the same graph: DDP notices in the first one which parameters
-        get no gradient, such as those before a dead branch of a compact network.
+        DDP broadcasts rank 0's buffers before each forward pass, so the running statistics in a checkpoint are those
+        of rank 0. With ``static_graph``, DDP finds the parameters without a gradient in the first step, such as those
+        before a dead branch of a compact network.
         """
         if self.size == 1:
             return model
@@ -71,7 +71,7 @@ class World:
 
 @contextmanager
 def join_world(device: str = "auto") -> Iterator[World]:
-    """Join the process group that torchrun started, or be a world of one process; leave it at the end."""
+    """Join the process group started by torchrun and leave it on exit. Without torchrun, yield a world of size 1."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     own = pick_device(device, int(os.environ.get("LOCAL_RANK", "0")))
     if own.type == "cuda":
@@ -96,7 +96,7 @@ def pick_device(device: str = "auto", local_rank: int = 0) -> torch.device:
         device = f"cuda:{local_rank}"
     if device != "cpu" and device not in (f"cuda:{index}" for index in range(count)):
         raise ConfigError(
-            f"--device must be auto, cpu, cuda or cuda:N, a GPU that this PyTorch can use. Got {device!r} and {count} "
-            "GPUs; try --device cpu."
+            f"--device must be auto, cpu, cuda or cuda:N, where N is a GPU that PyTorch can use. Got {device!r} and "
+            f"{count} GPUs; try --device cpu."
         )
     return torch.device(device)

@@ -63,7 +63,7 @@ def test_unfinished_runs_are_left_out_with_a_line_each(softprune, finished: Path
     assert swept.stdout == listed.stdout
     for result in (swept, listed):
         assert [line.split()[2] for line in result.stderr.splitlines() if "resume" in line] == ["runs/a", "runs/c"]
-    assert "runs/logs holds no run" in listed.stderr
+    assert "runs/logs contains no run" in listed.stderr
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ def test_epochs_are_cut_from_an_endless_row_of_permutations(size, batch):
 
 
 def test_a_batch_divides_evenly_among_the_processes():
-    with pytest.raises(ConfigError, match="divide evenly"):
+    with pytest.raises(ConfigError, match="must be divisible"):
         EpochSampler(size=5, batch_size=4, world_size=3)
 
 

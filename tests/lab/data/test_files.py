@@ -91,7 +91,7 @@ def test_a_broken_image_is_named_when_its_batch_comes(root, workers, content):
     batches = BatchLoader(train, workers=workers).batches(
         torch.tensor([[0], [7]]), torch.zeros(2, 1, dtype=torch.int64)
     )
-    with pytest.raises(DataError, match=r"^Every image must .* Got .*bee/2\.png, which is not: .*a new run\.$"):
+    with pytest.raises(DataError, match=r"^Every image and label must .* Got an error in .*bee/2\.png: .*a new run\.$"):
         list(batches)
 
 
@@ -115,7 +115,7 @@ def test_a_closed_terminal_leaves_the_workers_alone(root):
             r"train and .*/val, each with a folder.*No such file",
         ),
         (lambda root: [path.unlink() for path in (root / "val" / "bee").iterdir()], r"Got .*no valid file.* bee"),
-        (lambda root: (root / "val" / "bee").rename(root / "val" / "cat"), r"Got bee, cat only in one of them"),
+        (lambda root: (root / "val" / "bee").rename(root / "val" / "cat"), r"Got bee, cat in only one of them"),
     ],
 )
 def test_an_incomplete_folder(root, change, message):
@@ -189,7 +189,7 @@ def test_random_transforms_of_ones_own_depend_on_seed_and_draw_alone():
     assert (data.dtype, data.std.flatten().tolist()) == (torch.float32, [1.0, 1.0, 1.0])
     assert torch.equal(before[0], torch.get_rng_state())
     assert before[1] == random.getstate()
-    with pytest.raises(DataError, match=r"Got item 3 of _Random, which is not: no such image\."):
+    with pytest.raises(DataError, match=r"Got an error in item 3 of _Random: no such image\."):
         data[3, 0]
 
 
@@ -206,7 +206,7 @@ IMAGE = torch.zeros(3, 8, 8)
 )
 def test_an_item_that_cannot_be_used_is_named(item, message):
     data = LoadedDataset([(IMAGE, 0), item], num_classes=3)
-    with pytest.raises(DataError, match=rf"Got item 1 of list, which is not: .*({message})"):
+    with pytest.raises(DataError, match=rf"Got an error in item 1 of list: .*({message})"):
         data[1, 0]
 
 

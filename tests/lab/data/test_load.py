@@ -51,7 +51,7 @@ def test_held_out_images_are_a_fixed_part_of_the_training_set():
     [
         ("cifar-10", {}, "Did you mean 'cifar10'"),
         ("digits", {"holdout": 1437}, r"data\.holdout must leave at least one of the 1,437"),
-        ("digits", {"options": {"fold": 2}}, r"arguments of a factory .* Got {'fold': 2} for 'digits'"),
+        ("digits", {"options": {"fold": 2}}, r"for factories only .* Got {'fold': 2} for 'digits'"),
         ("own:data", {"in_memory": True}, r"data\.in_memory are for digits"),
         ("own:data", {"erasing": 0.5}, r"data\.erasing and"),
         ("folder", {}, "--data-dir"),
@@ -171,10 +171,10 @@ def test_what_a_factory_may_return(own, factory, options, train, classes):
 @pytest.mark.parametrize(
     ("factory", "message"),
     [
-        ("one", r"must return \(train, test\)"),
+        ("one", r"must return two data sets"),
         ("rooted", r"TypeError: unsupported .* raised in line \d+ of .*my_own_data.py by .*\(root=None\)"),
-        ("unnamed", "must say how many classes"),
-        ("unequal", r"one shape\. Got \(3, 8, 8\) for `train` and \(1, 8, 8\)"),
+        ("unnamed", "must have at least 2 classes"),
+        ("unequal", r"the same shape\. Got \(3, 8, 8\) for `train` and \(1, 8, 8\)"),
         ("vast", r"Labels must be from 0 to 3, since there are 4 classes. Got 3 to 6 in `train`"),
         ("missing", "has no attribute 'missing'"),
     ],

@@ -121,8 +121,8 @@ def test_the_target_is_shown_with_its_path(make_run: Make) -> None:
         page = render_run(folder).read_text()
         assert f"At most {limit:,} MACs, 50.0% of the dense network." in page
         assert f"{macs:,}, 100.0% of the limit" in page
-        assert f"finalised at step {record['epochs'][7]['step']:,}." in page
-        assert ">what a cut would leave, % of the limit<" in page
+        assert f"final at step {record['epochs'][7]['step']:,}." in page
+        assert ">cost after a cut, % of the limit<" in page
         assert "a cut: 105" in page
 
 

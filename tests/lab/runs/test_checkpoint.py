@@ -37,7 +37,7 @@ def test_a_damaged_newest_falls_back_and_says_so(tmp_path: Path, damage: str, ca
     newest.write_bytes(damaged[damage])
     with caplog.at_level(logging.WARNING):
         assert checkpoint.read_newest(tmp_path)[0].name == "step-0000000001.ckpt"
-    assert "Reading the checkpoint before it" in caplog.text
+    assert "Trying the previous checkpoint" in caplog.text
     assert newest.read_bytes() == damaged[damage], "who only reads changes nothing"
     # The next save keeps the good one.
     checkpoint.save_checkpoint(tmp_path, 2, _state(2))
@@ -46,7 +46,7 @@ def test_a_damaged_newest_falls_back_and_says_so(tmp_path: Path, damage: str, ca
 
 
 def test_a_folder_without_checkpoints_says_so(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"Got none in .*, and no complete one. Restore"):
+    with pytest.raises(CheckpointError, match=r"Got none in .*, and no valid one\. Restore"):
         checkpoint.read_newest(tmp_path)
 
 

@@ -22,9 +22,9 @@ def test_the_command_that_resumes_names_the_code_of_ones_own(tmp_path: Path) -> 
 
 def test_a_folder_holds_one_run(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "a" / "b" / "run", RunConfig(name="first"))
-    with pytest.raises(ConfigError, match="holds a run already"):
+    with pytest.raises(ConfigError, match="already contains a run"):
         RunFolder.create(folder.path, RunConfig(name="second"))
-    with pytest.raises(ConfigError, match="holds a run already"):
+    with pytest.raises(ConfigError, match="already contains a run"):
         folder.check_new()
     RunFolder(folder.path / "new" / "run").check_new()
     assert folder.read_config().name == "first"

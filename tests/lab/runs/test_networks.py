@@ -99,7 +99,7 @@ def test_a_run_whose_network_was_cut_gives_no_weights(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run", RunConfig())
     folder.checkpoints.mkdir()
     save_checkpoint(folder.checkpoints, 1, {"history": {"cuts": ["a plan"]}, "model": {}})
-    with pytest.raises(FileFormatError, match="must be of a dense network"):
+    with pytest.raises(FileFormatError, match="must be those of a dense network"):
         read_weights(folder.path)
 
 
@@ -111,7 +111,7 @@ def test_a_classifier_for_other_classes_is_left_out_and_named(tmp_path: Path, ca
     for name, value in loaded.items():
         assert torch.equal(value, fresh[name] if name.startswith("classifier") else trained[name]), name
     assert "softprune" in caplog.text
-    assert "7 classes instead of 10: not loaded, and initialised at random: classifier.weight" in caplog.text
+    assert "7 classes instead of 10, so these are initialised at random: classifier.weight" in caplog.text
     seven, ten = (nn.Sequential(nn.Conv2d(4, classes, 1)) for classes in (7, 10))
     for head in (seven, ten):
         head[0].register_buffer("scale", torch.tensor(1.0))  # a number, as a quantised layer has
@@ -164,7 +164,7 @@ def test_trained_weights_of_torchvision_and_timm(tmp_path: Path, monkeypatch: py
             starting_network(ModelConfig(name=f"factories_like:{name}", pretrained=True), 5, 0)[0]
     with pytest.raises(ConfigError, match="needs a factory"):
         starting_network(ModelConfig(pretrained=True), 10, 0)[0]
-    with pytest.raises(ConfigError, match=r"model\.options are arguments of a factory"):
+    with pytest.raises(ConfigError, match=r"model\.options are for factories only"):
         starting_network(ModelConfig(options={"width": 6}), 10, 0)[0]
 
 

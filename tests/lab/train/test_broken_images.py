@@ -59,7 +59,7 @@ def test_a_repaired_run_ends_as_if_its_images_had_always_been_whole(
     broken = Break(images, split, step, phase)
     with pytest.raises(DataError) as caught:
         start(config, tmp_path / "run", listener=broken)
-    assert re.search(rf"Got {images}/{split}/\w+/\d+\.png, which is not: .*Replace it and resume", str(caught.value))
+    assert re.search(rf"Got an error in {images}/{split}/\w+/\d+\.png: .*Replace the image", str(caught.value))
     for path, content in broken.files.items():
         path.write_bytes(content)
     assert resume(tmp_path / "run").result is not None

@@ -41,7 +41,7 @@ def test_a_pruner_of_ones_own_has_the_keywords_of_its_base() -> None:
         (MethodConfig(name="softprune.methods:keywords_of"), "no attribute 'keywords_of'"),
         (MethodConfig(name="softprune.methods.options:check_share"), "must name a subclass"),
         (MethodConfig(name="softprune.methods:RankingPruner"), "that has a `name`"),
-        (MethodConfig(name="sss", target={"macs": 0.5}), "a method that can meet one.*Got sss; set method.strength"),
+        (MethodConfig(name="sss", target={"macs": 0.5}), "method that supports targets.*Got sss; set method.strength"),
     ],
 )
 def test_what_no_method_takes_is_refused(method: MethodConfig, word: str) -> None:

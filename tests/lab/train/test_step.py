@@ -146,7 +146,7 @@ def test_a_failure_in_the_middle_of_a_trial_is_undone_and_steps_run_eagerly(monk
     monkeypatch.setattr(TrainStep, "_captures", True)
     with caplog.at_level(logging.WARNING):
         run = _Run(mode="compile").train()
-        assert "mode eager: graph fails: RuntimeError: operation not permitted" in caplog.text
+        assert "mode eager: mode graph failed: RuntimeError: operation not permitted" in caplog.text
     assert run.step.mode == "eager"
     assert torch.equal(run.result(), _Run().train().result())
 
@@ -181,7 +181,7 @@ def test_a_loss_that_is_not_finite_names_its_step_and_images():
     order = run.step.batches.sampler.indices(0)
     position = int((order == 7).any(1).nonzero()[0])
     done = []
-    place = f"step {position} (epoch 0, batch {position}), whose images have the indices {order[position].tolist()}."
+    place = f"step {position} (epoch 0, batch {position}), with images {order[position].tolist()}."
     with pytest.raises(NonFiniteLoss, match=re.escape(place)):
         done.extend(run.step.epoch(0))
     assert len(done) == 3, "it is noticed at the end of the epoch"

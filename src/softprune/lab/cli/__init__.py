@@ -1,6 +1,6 @@
 """The `softprune` command.
 
-Exit codes: 0 success; 1 some runs of a sweep failed; 2 an error that the message explains; 75 stopped early with
+Exit codes: 0 success; 1 some runs of a sweep failed; 2 an error that the user can correct; 75 stopped early with
 everything saved (`softprune resume` continues).
 """
 

@@ -1,4 +1,4 @@
-"""The command-line application: its commands, the options that several share, and how errors are shown."""
+"""The command-line application: registration of commands, shared options, and error output."""
 
 import functools
 import io
@@ -16,7 +16,7 @@ from softprune.errors import ConfigError, SoftpruneError
 from softprune.lab.cli.output import error_line, say, show_log
 
 EXIT_ERROR = 2
-"""The user can correct the error; the message says how."""
+"""Exit code of an error that the user can correct, as the message explains."""
 
 app = typer.Typer(
     name="softprune",
@@ -47,7 +47,7 @@ def _settings(
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
-    """Register a command. A SoftpruneError, or a path that cannot be opened, ends it with a message and exit code 2."""
+    """Register a command that prints a SoftpruneError or OSError as a message and exits with code 2."""
 
     @functools.wraps(function)
     def guarded(*args: Any, **kwargs: Any) -> None:
@@ -55,12 +55,12 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
             function(*args, **kwargs)
         except (SoftpruneError, OSError) as error:
             if logging.getLogger("softprune").level == logging.DEBUG or isinstance(error, BrokenPipeError):
-                raise  # a closed pipe, as of `head`, ends a command quietly
+                raise  # a closed pipe, such as that of `head`, ends the command without a message
             message = str(error)
             if isinstance(error, OSError):
                 message = (
-                    f"A path must be one that can be opened. Got {error.strerror or error}: "
-                    f"{str(error.filename or 'standard output')[:200]}. Give another path, or change its permissions."
+                    f"Files must be readable and writable. Got {error.strerror or error}: "
+                    f"{str(error.filename or 'standard output')[:200]}. Choose another path or change its permissions."
                 )
             error_line(message)
             raise typer.Exit(EXIT_ERROR) from error
@@ -69,9 +69,9 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def main() -> NoReturn:
-    """Run the command line of this process."""
+    """Run the command-line interface."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a terminal may lack characters of a name
+        if isinstance(stream, io.TextIOWrapper):  # names may contain characters that the terminal cannot encode
             stream.reconfigure(errors="backslashreplace")
     app()
     sys.exit(0)
@@ -79,34 +79,34 @@ def main() -> NoReturn:
 
 _TIME = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h|d)?")
 SIZE = re.compile(r"0*[1-9]\d{0,8}", re.ASCII)
-"""A whole number above 0, of nine digits at most."""
+"""Matches a positive integer of at most nine digits."""
 _SECONDS = {None: 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 Run = Annotated[Path, typer.Argument(help="Folder of a run.", show_default=False)]
 DataDir = Annotated[str | None, typer.Option("--data-dir", help="Folder with the files of the data set.")]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]
 TimeLimit = Annotated[
-    str | None, typer.Option("--time-limit", metavar="TIME", help="Save and stop after: 90 (seconds), 30m, 2h.")
+    str | None, typer.Option("--time-limit", metavar="TIME", help="Save and stop after this time: 90s, 30m, 2h.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Model = Annotated[str, typer.Option(help="The dense network, if it is module:factory, or if no run names it.")]
-DataSet = Annotated[str, typer.Option("--data", help="The run's data set, if it is module:factory.")]
-Method = Annotated[str, typer.Option("--method", help="The run's method, if it is module:Class.")]
-Input = Annotated[str, typer.Option("--input", metavar="CxHxW", help="Shape of one image, such as 3x224x224.")]
+Model = Annotated[str, typer.Option(help="Dense network. Needed for a module:factory, or a file without its run.")]
+DataSet = Annotated[str, typer.Option("--data", help="Data set of the run. Needed for a module:factory.")]
+Method = Annotated[str, typer.Option("--method", help="Method of the run. Needed for a module:Class.")]
+Input = Annotated[str, typer.Option("--input", metavar="CxHxW", help="Shape of an input image, such as 3x224x224.")]
 
 
 def parse_time(text: str | None) -> float | None:
-    """Return the seconds of a --time-limit: 90, 30m, 2h."""
+    """Convert a --time-limit, such as 90, 30m or 2h, to seconds."""
     if text is None:
         return None
     match = _TIME.fullmatch(text.strip())
     if match is None:
-        raise ConfigError(f"--time-limit must be a number of seconds, or end in s, m, h or d. Got {text!r}.")
+        raise ConfigError(f"--time-limit must be a number of seconds, or a number with s, m, h or d. Got {text!r}.")
     return float(match[1]) * _SECONDS[match[2]]
 
 
 def parse_shape(text: str) -> tuple[int, ...]:
-    """Return the three numbers of CxHxW, or an empty tuple for an empty text."""
+    """Parse CxHxW to three integers; return an empty tuple for an empty string."""
     if not text:
         return ()
     parts = text.lower().replace(",", "x").split("x")

@@ -12,24 +12,22 @@ from softprune.lab.cli.output import print_json, print_table, say
 from softprune.lab.report.text import count, fixed
 
 NetworkPath = Annotated[
-    Path, typer.Argument(help="Folder of a finished run, or a compact network.", show_default=False)
+    Path, typer.Argument(help="Folder of a finished run, or file of a compact network.", show_default=False)
 ]
 
 
 @command
 def inspect(
     model: Annotated[str, typer.Argument(help="A name from `softprune models`, or module:factory.")] = "digits_net",
-    num_classes: Annotated[int, typer.Option(min=1, help="Classes of the network.")] = 10,
+    num_classes: Annotated[int, typer.Option(min=1, help="Number of classes.")] = 10,
     input_shape: Input = "",
     include: Annotated[
-        list[str] | None, typer.Option(help="Prune only these BatchNorms (name with wildcards). Repeatable.")
+        list[str] | None, typer.Option(help="Glob pattern of the BatchNorms to prune. Repeatable.")
     ] = None,
-    exclude: Annotated[
-        list[str] | None, typer.Option(help="Freeze these BatchNorms (name with wildcards). Repeatable.")
-    ] = None,
+    exclude: Annotated[list[str] | None, typer.Option(help="Glob pattern of BatchNorms to freeze. Repeatable.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Show which BatchNorms can be pruned, and why others cannot."""
+    """Show which BatchNorms can be pruned, and why the others cannot."""
     import torch
 
     import softprune
@@ -53,10 +51,11 @@ def compact(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="File to write. [default: RUN/compact.safetensors]")
     ] = None,
-    round_to: Annotated[int | None, typer.Option(help="Round widths up to this multiple. [default: the run's]")] = None,
+    round_to: Annotated[
+        int | None, typer.Option(help="Round numbers of channels up to this multiple. [default: the run's]")
+    ] = None,
     gathers: Annotated[
-        bool,
-        typer.Option("--gathers/--no-gathers", help="Let layers gather the channels that they read from a tensor."),
+        bool, typer.Option("--gathers/--no-gathers", help="Let layers gather the channels that they read.")
     ] = True,
     device: Device = "auto",
     data_dir: DataDir = None,
@@ -65,10 +64,10 @@ def compact(
     method: Method = "",
     as_json: Json = False,
 ) -> None:
-    """Cut the network of a run, finished or not, and save it.
+    """Save the compact network of a run, finished or not.
 
-    Read the result with `softprune.load`. --round-to and --no-gathers change the speed of the network, not what it
-    computes; they need --out. `softprune bench` measures each variant.
+    Load the file with `softprune.load`. --round-to and --no-gathers change the speed of the network, not its outputs,
+    and need --out. `softprune bench` measures each variant.
     """
     from softprune.lab.train.run import compact_run
 
@@ -112,7 +111,7 @@ def export(
     path: NetworkPath,
     fold_bn: Annotated[bool, typer.Option("--fold-bn", help="Fold BatchNorms into the layers before them.")] = False,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="File to write. [default: beside the compact network]")
+        Path | None, typer.Option("--out", "-o", help="File to write. [default: next to the compact network]")
     ] = None,
     model: Model = "",
     input_shape: Input = "",
@@ -120,8 +119,7 @@ def export(
 ) -> None:
     """Export the compact network to ONNX.
 
-    The batch size of the file is dynamic. The file is run in ONNX Runtime, and its outputs are compared with those of
-    the network.
+    The batch size is dynamic. The file is run in ONNX Runtime to compare its outputs with those of the network.
     """
     from softprune import export as exporting
     from softprune.lab.runs.networks import open_compact
@@ -139,15 +137,15 @@ def export(
 def bench(
     path: NetworkPath,
     backend: Annotated[
-        str, typer.Option("--backend", "-b", help="eager, graph, compile, onnxruntime, or a list of them.")
+        str, typer.Option("--backend", "-b", help="eager, graph, compile, onnxruntime; several separated by commas.")
     ] = "eager",
     batch: Annotated[str, typer.Option(help="Batch sizes, separated by commas.")] = "1,64",
-    threads: Annotated[int, typer.Option(min=0, help="CPU threads; 0: PyTorch's default.")] = 0,
+    threads: Annotated[int, typer.Option(min=0, help="CPU threads; 0 for PyTorch's default.")] = 0,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
     fold_bn: Annotated[
         bool, typer.Option("--fold-bn", help="Fold BatchNorms into the layers before them, in both networks.")
     ] = False,
-    repeats: Annotated[int, typer.Option(min=1, help="Timed blocks per network.")] = 15,
+    repeats: Annotated[int, typer.Option(min=1, help="Number of timed blocks per network.")] = 15,
     device: Device = "auto",
     model: Model = "",
     input_shape: Input = "",
@@ -155,12 +153,12 @@ def bench(
 ) -> None:
     """Measure the latency of the dense and the compact network.
 
-    Blocks of both networks alternate. The table has the median, the spread, and "realised", the share of the MAC
-    reduction that becomes speed-up: 1 if the compact network is faster by the ratio of MACs.
+    Timed blocks of both networks alternate. The table has the median, the spread, and "realised", the share of the MAC
+    reduction that becomes speed-up: 1 if the speed-up equals the ratio of the MACs.
     """
     batches = [part.strip() for part in batch.split(",")]
     if not all(SIZE.fullmatch(part) for part in batches):
-        raise ConfigError(f"--batch must be whole numbers separated by commas, such as 1,64. Got {batch!r}.")
+        raise ConfigError(f"--batch must be integers separated by commas, such as 1,64. Got {batch!r}.")
     from softprune import bench as benching
     from softprune.lab.runs.environment import command_line, describe_environment
     from softprune.lab.runs.networks import open_compact

@@ -1,4 +1,4 @@
-"""What commands print: tables that fit the terminal, plain lines in a pipe, JSON on request, the progress of a run."""
+"""Output of the commands: tables that fit the terminal, plain lines in a pipe, JSON, and the progress of a run."""
 
 import contextlib
 import json
@@ -20,22 +20,22 @@ from softprune.lab.runs.result import Epoch, Totals
 from softprune.lab.train.control import Listener
 from softprune.log import is_rank_0
 
-# Names such as module:ok:net must stay as they are, hence no emoji.
+# emoji=False, or rich would replace ":ok:" in names such as module:ok:net.
 _out = Console(emoji=False, highlight=False, soft_wrap=True)
 _err = Console(stderr=True, emoji=False, highlight=False, soft_wrap=True)
 _PIPE = 10_000
-"""Columns of a pipe, where every row of a table is one line."""
+"""Width of a table in a pipe, where every row is one line."""
 
 
 def say(text: str = "", *, wrap: bool = False) -> None:
-    """Print one line. With ``wrap`` it is broken between words where the terminal ends."""
+    """Print one line to standard output. ``wrap`` breaks it between words at the width of the terminal."""
     _out.print(printable(text, "\n\t"), markup=False, soft_wrap=not (wrap and _out.is_terminal))
 
 
 def remark(text: str) -> None:
     """Print one line to standard error, above a progress bar."""
     text = printable(text, "\n\t")
-    # rich's bar catches what is written to sys.stderr, but not what another console prints.
+    # rich's progress bar redirects sys.stderr, but not the output of another rich console.
     print(textwrap.fill(text, _err.width) if _err.is_terminal else text, file=sys.stderr)
 
 
@@ -51,10 +51,10 @@ def print_json(facts: Any) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], optional: Sequence[str] = ()) -> list[str]:
-    """Print a table and return the columns that were left out.
+    """Print a table and return the names of the columns that did not fit.
 
-    Columns in which every cell starts with a digit, a sign or a dash are aligned to the right; those of dashes alone
-    are not printed. If it is too wide for the terminal, columns of ``optional`` are left out, the first ones first.
+    Columns of numbers are right-aligned, and columns of dashes only are not printed. If the table is too wide for the
+    terminal, the columns in ``optional`` are left out one by one, in this order.
     """
     table = [[printable(cell, "\t") for cell in column] for column in zip(columns, *rows, strict=True)]
     table = [column for column in table if set(column[1:]) != {"-"}]
@@ -69,11 +69,11 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], optional:
 
 
 def _grid(table: Sequence[Sequence[str]]) -> Table:
-    """Return a table of columns, each of which begins with its head."""
+    """Return a table from columns, each a head followed by its cells."""
     grid = Table(box=box.SIMPLE_HEAD if _out.is_terminal else None, show_edge=False, padding=(0, 1, 0, 0))
     for head, *cells in table:
         right = bool(cells) and all(cell[:1] in "0123456789-+" for cell in cells)
-        width = max(map(len, cells)) if right else None  # a number is never broken
+        width = max(map(len, cells)) if right else None  # never wrap a number
         grid.add_column(head, justify="right" if right else "left", min_width=width, overflow="fold")
     for row in zip(*(column[1:] for column in table), strict=True):
         grid.add_row(*row)
@@ -81,7 +81,7 @@ def _grid(table: Sequence[Sequence[str]]) -> Table:
 
 
 def print_facts(columns: Sequence[str], rows: Sequence[Sequence[str]], *, as_json: bool) -> None:
-    """Print a table of text, or the same cells as a JSON list of objects."""
+    """Print a table, or the same cells as a JSON list of objects."""
     if as_json:
         print_json([dict(zip(columns, row, strict=True)) for row in rows])
     else:
@@ -91,12 +91,12 @@ def print_facts(columns: Sequence[str], rows: Sequence[Sequence[str]], *, as_jso
 class _LogLines(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         prefix = "warning: " if record.levelno >= logging.WARNING else ""
-        with contextlib.suppress(OSError):  # a run outlives its terminal
+        with contextlib.suppress(OSError):  # the run continues if its terminal is closed
             remark(f"{prefix}{self.format(record)}")
 
 
 def show_log(debug: bool) -> None:
-    """Send the log of the library to standard error."""
+    """Print the log of the library to standard error."""
     log = logging.getLogger("softprune")
     log.setLevel(logging.DEBUG if debug else logging.INFO)
     log.handlers = [_LogLines()]
@@ -104,7 +104,7 @@ def show_log(debug: bool) -> None:
 
 
 class _Progress(Listener):
-    """Prints a line per epoch, or shows a bar with the newest epoch's figures and a line for the last."""
+    """Prints a line per epoch; on a terminal, shows a progress bar and prints a line for the last epoch only."""
 
     def __init__(self, bar: Progress) -> None:
         self._bar, self._task = bar, bar.add_task("", visible=False, facts="", epoch="")
@@ -112,7 +112,7 @@ class _Progress(Listener):
 
     def on_phase(self, text: str) -> None:
         self._bar.reset(self._task, visible=False, facts="", epoch="")
-        with contextlib.suppress(OSError):  # a run outlives its terminal, and a full disk of its output
+        with contextlib.suppress(OSError):  # the run continues if its terminal is closed or its output disk is full
             say(text)
 
     def on_epoch_start(self, epoch: int, epochs: int, steps: int) -> None:
@@ -140,7 +140,7 @@ class _Progress(Listener):
 
 @contextlib.contextmanager
 def run_progress() -> Iterator[Listener]:
-    """Yield the listener for this output. Of several processes only rank 0 prints."""
+    """Yield a listener that prints the progress of a run; other processes than rank 0 get a silent one."""
     if not is_rank_0():
         yield Listener()
         return

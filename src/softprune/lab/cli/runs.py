@@ -1,4 +1,4 @@
-"""Commands for runs: `train`, `resume`, `sweep`, `report` and `compare`; and the lists of what a recipe can name."""
+"""Commands for runs (`train`, `resume`, `sweep`, `report`, `compare`) and lists (`recipes`, `methods`, `models`)."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from softprune.lab.train.run import Outcome
 
 EXIT_FAILED = 1
-"""Some runs of a sweep failed, or the record of one is damaged."""
+"""Exit code if runs of a sweep failed or the record of a run is damaged."""
 _OPTIONAL = "minutes", "front", "activations cut", "channels cut", "params cut", "best", "method", "n", "dense", "data"
-"""Columns that a narrow terminal can do without, the least important ones first."""
+"""Columns that are left out on a narrow terminal, in this order."""
 
 
 @command
@@ -33,28 +33,28 @@ def train(
     recipe: Annotated[
         str,
         typer.Argument(
-            help="A name from `softprune recipes`, or a TOML file of your own. [default: digits; images for a folder]",
+            help="A name from `softprune recipes`, or a TOML file. [default: digits; images with --data folder]",
             autocompletion=lambda incomplete: [name for name in RECIPES if name.startswith(incomplete)],
             show_default=False,
         ),
     ] = "",
-    model: Annotated[str | None, typer.Option(help="Name of a network, or module:factory (model.name).")] = None,
-    data: Annotated[str | None, typer.Option(help="Name of a data set, or module:factory (data.name).")] = None,
+    model: Annotated[str | None, typer.Option(help="Network: a name or module:factory (model.name).")] = None,
+    data: Annotated[str | None, typer.Option(help="Data set: a name or module:factory (data.name).")] = None,
     data_dir: DataDir = None,
-    method: Annotated[str | None, typer.Option(help="Name of a method, or module:Class (method.name).")] = None,
+    method: Annotated[str | None, typer.Option(help="Method: a name or module:Class (method.name).")] = None,
     epochs: Annotated[int | None, typer.Option(help="Number of epochs (train.epochs).")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Images per step (data.batch_size).")] = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate (optimizer.lr).")] = None,
     seed: Annotated[int | None, typer.Option(help="Random seed (seed).")] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", "-s", metavar="KEY=VALUE", help="A setting, such as data.image_size=64. Repeatable."),
+        typer.Option("--set", "-s", metavar="KEY=VALUE", help="Set a key, such as data.image_size=64. Repeatable."),
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder of the run. [default: runs/NAME]")] = None,
     time_limit: TimeLimit = None,
     device: Device = "auto",
     against: Annotated[
-        str, typer.Option(help="Then train with this method, such as l1, in one shot and as long, and compare.")
+        str, typer.Option(help="Also run one-shot pruning with this method, such as l1, for as many epochs; compare.")
     ] = "",
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check the recipe, print what it would train, and exit.")
@@ -62,11 +62,11 @@ def train(
 ) -> None:
     """Train and prune a network, cut it, and write a report.
 
-    Without arguments it trains a small network on the embedded digits, which takes about a minute; with `--data folder`
-    alone a ResNet-18 with ImageNet weights.
+    Without arguments, trains a small network on the bundled digits, which takes about a minute. With only
+    `--data folder`, trains a ResNet-18 from ImageNet weights.
 
-    SIGTERM, Ctrl-C, a closed terminal and --time-limit finish the step, save, and exit with code 75; `softprune resume
-    RUN` continues.
+    On SIGTERM, Ctrl-C, a closed terminal or --time-limit, finishes the step, saves, and exits with code 75. `softprune
+    resume RUN` continues.
     To use several GPUs: torchrun --nproc-per-node N -m softprune train ...
     """
     seconds = parse_time(time_limit)
@@ -87,7 +87,7 @@ def train(
     config = load_recipe(recipe or DEFAULT_RECIPE, overrides)
     keys = {override.partition("=")[0].strip() for override in overrides}
     if "name" not in keys and keys & {"model.name", "data.name", "method.name"}:
-        # A run of another network, data set or method than the recipe's is named after them.
+        # The name of the recipe would mislead if its network, data set or method is replaced.
         names = (config.data.name, config.model.name, config.method.name)
         config = config.replace(name="-".join(Path(each.rpartition(":")[2]).name for each in names))
     if dry_run:
@@ -112,11 +112,11 @@ def train(
 
 
 def _one_shot(config: RunConfig, method: str, dense: Path) -> RunConfig:
-    """Return a run of the same length that cuts at once, or half way where it does not start from trained weights."""
+    """Return a one-shot run with as many epochs. It cuts at once, or halfway if it starts from random weights."""
     from softprune.lab.train.method import RARE
 
     if not config.method.target:
-        raise ConfigError("--against compares at one budget. Got a run without; add --set method.target.macs=0.5.")
+        raise ConfigError("--against needs a target to compare at. Got none; add --set method.target.macs=0.5.")
     own, teacher, epochs = config.model.weights == BASELINE, config.distill.teacher, config.train.epochs
     options = config.method.options
     before = 0 if config.model.weights or config.model.pretrained else epochs // 2
@@ -144,8 +144,8 @@ def resume(
 ) -> None:
     """Resume a stopped run.
 
-    Training continues from the newest checkpoint; the result is the same as without the stop. If that checkpoint is
-    damaged, the one before it is used.
+    Training continues from the newest checkpoint, with the same result as an uninterrupted run. If this checkpoint is
+    damaged, the previous one is used.
     """
     seconds = parse_time(time_limit)
     from softprune.lab.runs.networks import named_config
@@ -160,7 +160,7 @@ def resume(
 
 
 def _print_plan(config: RunConfig, out: Path | None, device: str) -> None:
-    """Print what a run would train, after everything that is checked before training."""
+    """Check a run like `train` does, and print what it would train."""
     from softprune.lab.train.run import check
 
     trainer = check(config, out, device=device)
@@ -198,12 +198,12 @@ def _conclude(outcome: "Outcome") -> None:
         say(f"Compact network: {outcome.folder.compact}")
     try:
         say(f"Report: {render_run(outcome.folder.path)}")
-    except CheckpointError as error:  # a full or read-only disk; the run itself is finished
+    except CheckpointError as error:  # the disk is full or read-only, but the run is finished
         remark(f"warning: {error}")
 
 
 def print_result(result: Result) -> None:
-    """Print the table of dense, masked and compact network, and the speed-up."""
+    """Print the table of the dense, masked and compact network, and the speed-up."""
     dense, rows = result.dense, []
     for row in result.table:
         activations = (result.compact if row.name == "compact" else dense).activations
@@ -221,31 +221,29 @@ def print_result(result: Result) -> None:
 
 @command
 def sweep(
-    file: Annotated[
-        str, typer.Argument(help="TOML file with a grid, or a name from `softprune recipes`.", show_default=False)
-    ],
-    jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Runs side by side. Above 1 needs Ray.")] = 1,
+    file: Annotated[str, typer.Argument(help="A sweep from `softprune recipes`, or a TOML file.", show_default=False)],
+    jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Runs in parallel. More than 1 needs Ray.")] = 1,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for the runs. [default: runs/NAME]")] = None,
     data_dir: DataDir = None,
     time_limit: TimeLimit = None,
     device: Device = "auto",
     address: Annotated[
-        str | None, typer.Option(help="Train on the Ray cluster at this address; `auto`: on this machine's.")
+        str | None, typer.Option(help="Address of a Ray cluster to train on; `auto` for the one of this machine.")
     ] = None,
-    cpus: Annotated[float, typer.Option("--cpus-per-run", min=0, help="Ray: CPU cores of a run.")] = 1,
+    cpus: Annotated[float, typer.Option("--cpus-per-run", min=0, help="Ray: CPU cores per run.")] = 1,
     gpus: Annotated[
         float | None,
         typer.Option(
-            "--gpus-per-run", min=0, help="Ray: GPUs of a run; 0.25 lets four share one. [default: all share]"
+            "--gpus-per-run", min=0, help="Ray: GPUs per run; 0.25 lets four runs share one. [default: all share]"
         ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs and exit.")] = False,
 ) -> None:
     """Train a grid of recipes. Repeat the command to resume a stopped sweep.
 
-    Finished runs are kept, unfinished ones resume from their newest checkpoint, and failed ones start again from it.
-    A failed run does not stop the others. SIGTERM, Ctrl-C and --time-limit make all runs save and exit with code 75;
-    exit code 1 means that some runs failed.
+    Finished runs are skipped; stopped and failed runs resume from their newest checkpoint. A failed run does not stop
+    the others. On SIGTERM, Ctrl-C or --time-limit, all runs save and the command exits with code 75. Exit code 1 means
+    that some runs failed.
     """
     seconds = parse_time(time_limit)
     from softprune.lab.sweep import read_sweep, run_here, run_on_ray
@@ -272,7 +270,7 @@ def sweep(
     try:
         if done:
             _print_rows(_rows_of(done))
-    except SoftpruneError as error:  # a damaged record must not hide which runs failed
+    except SoftpruneError as error:  # a damaged record must not hide the list of failed runs
         failed.append(str(error))
     for line in failed:
         error_line(line)
@@ -289,7 +287,7 @@ def report(
     run: Run,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write. [default: RUN/report.html]")] = None,
 ) -> None:
-    """Write the report of a finished run, as one page."""
+    """Write the report of a finished run, a single HTML page."""
     from softprune.lab.report import render_run
 
     say(f"Report: {render_run(run, out)}")
@@ -298,16 +296,16 @@ def report(
 @command
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="Folders of finished runs, or of sweeps.", show_default=False)],
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Also write a page, comparison.html.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Also write the comparison as an HTML page.")] = None,
     as_json: Json = False,
 ) -> None:
     """Compare finished runs in a table.
 
     The table has the accuracy of the dense and the compact network, and the reduction of channels, parameters, MACs,
-    activations and latency. Runs that differ only in their seed are averaged. The dense network is that of the run
-    itself (train.dense_baseline), or the mean of the dense runs of the same training (network, data, epochs, optimizer,
-    schedule) among those compared. Unfinished runs, and runs with the configuration and seed of a newer one, are left
-    out and named.
+    activations and latency. Runs that differ only in the seed are averaged. The dense accuracy is that of the run's own
+    baseline (train.dense_baseline), or the mean of the compared dense runs with the same training settings (network,
+    data, epochs, optimizer, schedule). Unfinished runs, and runs with the configuration and seed of a newer run, are
+    left out with a message.
     """
     folders = _finished(runs)
     rows = _rows_of(folders)
@@ -323,7 +321,7 @@ def compare(
 
 
 def _rows_of(folders: Sequence[Path]) -> "list[Row]":
-    """Read finished runs and return the rows of their table; a line names each run that is left out."""
+    """Read finished runs and return the rows of their table; print a line for each run that is left out."""
     from softprune.lab.report.comparison import compare_runs
     from softprune.lab.runs.folder import load_run
 
@@ -334,7 +332,7 @@ def _rows_of(folders: Sequence[Path]) -> "list[Row]":
 
 
 def _print_rows(rows: "Sequence[Row]") -> None:
-    """Print the table without columns that are the same everywhere."""
+    """Print the table without descriptive columns in which all cells are the same."""
     from softprune.lab.report.comparison import cells_of
 
     heads, cells = cells_of(rows)
@@ -349,11 +347,11 @@ def _print_rows(rows: "Sequence[Row]") -> None:
     columns = {head: column for head, column in columns.items() if head not in same}
     left_out = print_table(list(columns), list(zip(*columns.values(), strict=True)), _OPTIONAL)
     if left_out:
-        say(f"Not shown at this width: {', '.join(left_out)}. --json has all columns.", wrap=True)
+        say(f"Not shown at this width: {', '.join(left_out)}. --json prints all columns.", wrap=True)
 
 
 def _finished(given: Sequence[Path]) -> list[Path]:
-    """Return the finished runs among these folders and in sweeps; a line names each run that is left out."""
+    """Return the finished runs in these folders of runs and sweeps; print a line for each run that is left out."""
     found = list[RunFolder]()
     for path in given:
         inside = sorted({file.parent for name in ("config.toml", "result.json") for file in path.glob(f"*/{name}")})
@@ -361,17 +359,17 @@ def _finished(given: Sequence[Path]) -> list[Path]:
         found += [RunFolder(path)] if is_run else map(RunFolder, inside)
     finished = [run.path for run in found if run.result.is_file()]
     if not finished:
-        found[0].read_result()  # raises with a remedy
+        found[0].read_result()  # raises an error with a remedy
     for run in found:
         if run.path not in finished:
-            why = f"is not finished; `{run.resume_command}` finishes it" if run.config.is_file() else "holds no run"
+            why = f"is not finished; `{run.resume_command}` finishes it" if run.config.is_file() else "contains no run"
             remark(f"Left out: {run.path} {why}.")
     return finished
 
 
 @command
 def recipes(
-    name: Annotated[str | None, typer.Argument(help="Print this recipe or sweep; `> my.toml` copies it.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Recipe or sweep to print; copy it with `> my.toml`.")] = None,
     as_json: Json = False,
 ) -> None:
     """List recipes and sweeps, or print one.

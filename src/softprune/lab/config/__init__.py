@@ -1,5 +1,5 @@
-"""Settings of a run, and the files that hold them. Imports no PyTorch.
+"""Settings of a run and the TOML files that hold them. Does not import PyTorch.
 
-`settings.py` has a class per section of a recipe, whose annotations are the rules; `recipes.py` finds, changes and
-writes the files.
+`settings.py` has one class per section of a recipe, validated by its annotations. `recipes.py` finds, reads, changes
+and writes the files.
 """

@@ -1,4 +1,4 @@
-"""Recipes and sweeps: TOML files found by name or by path, read, changed by ``--set``, and written."""
+"""Find recipes and sweeps (TOML files) by name or path, read them, apply ``--set``, and write them."""
 
 import copy
 import itertools
@@ -27,17 +27,17 @@ def _shipped(folder: str) -> dict[str, Path]:
 
 
 RECIPES, SWEEPS = _shipped("recipes"), _shipped("sweeps")
-"""Those that come with softprune, by name."""
+"""Paths of the recipes and sweeps that come with softprune, by name."""
 
 
 def title_of(file: Path) -> str:
-    """Return the comment at the head of a recipe or sweep."""
+    """Return the comment at the top of a recipe or sweep."""
     lines = file.read_text(encoding="utf-8").splitlines()
     return " ".join(line.lstrip("# ") for line in itertools.takewhile(lambda line: line.startswith("#"), lines))
 
 
 def find_file(name: str, shipped: Mapping[str, Path]) -> Path:
-    """Return the recipe or sweep that ``name`` means: a path to a TOML file, or the name of a ``shipped`` one."""
+    """Return the path of a recipe or sweep. ``name`` is the path of a TOML file or a key of ``shipped``."""
     path = Path(name)
     if path.suffix == ".toml" and path.is_file():
         return path
@@ -51,13 +51,13 @@ def find_file(name: str, shipped: Mapping[str, Path]) -> Path:
 
 
 def load_recipe(recipe: str = DEFAULT_RECIPE, overrides: Iterable[str] = ()) -> RunConfig:
-    """Return the checked configuration of a recipe, with ``key=value`` overrides applied."""
+    """Return the validated configuration of a recipe, with ``key=value`` overrides applied."""
     path = find_file(recipe, RECIPES)
     return resolve_recipe(path, read_toml(path), map(parse_override, overrides))
 
 
 def resolve_recipe(path: Path, values: dict[str, Any], overrides: Iterable[tuple[str, Any]] = ()) -> RunConfig:
-    """Return the checked configuration of the content of a recipe, which is changed in place by ``overrides``."""
+    """Apply ``overrides`` to ``values``, the content of a recipe, in place, and return the validated configuration."""
     values.setdefault("name", path.stem)
     given: dict[str, Any] = {}
     for key, value in overrides:
@@ -74,7 +74,7 @@ def resolve_recipe(path: Path, values: dict[str, Any], overrides: Iterable[tuple
 
 
 def _choose_strength_or_target(method: Any, given: Mapping[str, Any]) -> None:
-    """Of a target and a strength, whichever is given replaces what the recipe has; a ratio replaces a target, too."""
+    """Let an override of target or strength replace the recipe's target or strength; a ratio replaces a target too."""
     if not isinstance(method, dict):
         return
     options = given.get("options")
@@ -84,7 +84,7 @@ def _choose_strength_or_target(method: Any, given: Mapping[str, Any]) -> None:
             method.pop("strength", None)
     elif "strength" in given or (isinstance(options, dict) and {"ratio", "ratio_dist"} & options.keys()):
         method.pop("target", None)
-    # A run's resolved configuration has the default beside its target.
+    # The resolved configuration of a run with a target also contains the default strength.
     if method.get("target") and method.get("strength", MethodConfig().strength) != MethodConfig().strength:
         raise ConfigError(
             "method.strength and method.target exclude each other: a target controls the strength. Got strength = "
@@ -93,7 +93,7 @@ def _choose_strength_or_target(method: Any, given: Mapping[str, Any]) -> None:
 
 
 def _leave_out_pruning(values: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-    """With ``method.name=dense`` as an override, what a recipe says about pruning does not apply."""
+    """Drop the recipe's pruning settings if ``method.name=dense`` is among the overrides."""
     if given.get("method", {}).get("name") != "dense":
         return
     for section, key in (setting.split(".") for setting in PRUNING_SETTINGS):
@@ -105,14 +105,14 @@ def _leave_out_pruning(values: Mapping[str, Any], given: Mapping[str, Any]) -> N
 
 
 def _leave_out_threads(values: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-    """The single thread of the default recipe suits its small network alone, not another network or data set."""
+    """Drop the default recipe's single thread if overrides replace its small network or data set."""
     another = any("name" in given.get(section, {}) for section in ("model", "data"))
     if another and "threads" not in given.get("train", {}):
         values["train"].pop("threads", None)
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Return the content of a TOML file, or raise a ConfigError that names the line at fault."""
+    """Return the content of a TOML file, or raise a ConfigError that names the faulty line."""
     try:
         return tomllib.loads(read_bytes(path).decode())
     except (ValueError, RecursionError) as error:
@@ -120,7 +120,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def parse_override(override: str) -> tuple[str, Any]:
-    """Return key and value of ``key=value``. The value is TOML; quotes around text may be left out."""
+    """Split ``key=value`` and parse the value as TOML. Strings need no quotes."""
     key, equals, text = (part.strip() for part in override.partition("="))
     if not equals or not key:
         raise ConfigError(f"--set takes KEY=VALUE, such as optimizer.lr=0.05. Got {show(override)}.")
@@ -130,12 +130,12 @@ def parse_override(override: str) -> tuple[str, Any]:
     try:
         values = tomllib.loads(f"value = {text}")
     except (ValueError, RecursionError):
-        return key, text  # without its quotes
+        return key, text  # a string without quotes
     return key, values["value"] if len(values) == 1 else text
 
 
 def _set_key(values: dict[str, Any], key: str, value: Any) -> None:
-    if key in RunConfig.model_fields and isinstance(value, Mapping):  # a section: its other settings stay
+    if key in RunConfig.model_fields and isinstance(value, Mapping):  # update a section, do not replace it
         for name, each in value.items():
             _set_key(values, f"{key}.{name}", each)
         return
@@ -143,17 +143,17 @@ def _set_key(values: dict[str, Any], key: str, value: Any) -> None:
     for section in sections:
         values = values.setdefault(section, {})
         if not isinstance(values, dict):
-            raise ConfigError(f"{section} must be a section to set {key!r} in. Got {show(values)}.")
-    values[name] = copy.deepcopy(value)  # a further key may lie inside it
+            raise ConfigError(f"{section} must be a section, so that {key!r} can be set. Got {show(values)}.")
+    values[name] = copy.deepcopy(value)  # a later override may change a key inside it
 
 
 def config_to_dict(config: RunConfig) -> dict[str, Any]:
-    """Return every setting, defaults included, as nested dictionaries that TOML and JSON can hold."""
+    """Return all settings, including defaults, as nested dictionaries of TOML and JSON types."""
     return config.model_dump(mode="json")
 
 
 def flat_settings(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """``{"train": {"epochs": 160}}`` as ``("train.epochs", 160)``, the form of ``--set``."""
+    """Yield the settings in nested dictionaries by dotted key: ``{"train": {"epochs": 160}}`` -> ``train.epochs``."""
     for key, value in values.items():
         if isinstance(value, Mapping):
             yield from flat_settings(value, f"{prefix}{key}.")
@@ -162,14 +162,14 @@ def flat_settings(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple
 
 
 def changed_settings(now: RunConfig, before: RunConfig) -> dict[str, tuple[Any, Any]]:
-    """Return the settings that differ between two configurations, and both values of each; None where one has none."""
+    """Return {key: (value now, value before)} of the settings that differ; None stands for a missing value."""
     here, there = (dict(flat_settings(config_to_dict(each))) for each in (now, before))
     values = {key: (here.get(key), there.get(key)) for key in {**here, **there}}
     return {key: pair for key, pair in values.items() if pair[0] != pair[1]}
 
 
 def show_changes(changed: Mapping[str, tuple[Any, Any]]) -> str:
-    """Return what :func:`changed_settings` found, for a message."""
+    """Format the result of :func:`changed_settings` for a message."""
     return first_few([f"{key} = {show(now)} instead of {show(before)}" for key, (now, before) in changed.items()])
 
 
@@ -179,7 +179,7 @@ def dump_config(config: RunConfig) -> str:
 
 
 def read_config(path: Path) -> RunConfig:
-    """Return the resolved configuration from the file that a run wrote."""
+    """Read the resolved configuration that a run wrote."""
     try:
         values = read_toml(path)
         known = known_settings(values)

@@ -1,7 +1,7 @@
-"""The configuration of a run: one typed model per section of a recipe, which checks its values. Imports no PyTorch.
+"""The configuration of a run: one validated model per section of a recipe. Does not import PyTorch.
 
-The defaults are the authors' CIFAR settings (SGD with Nesterov momentum, batch 64, 160 epochs, the learning
-rate divided by ten at epochs 80 and 121), so that a recipe holds only what differs.
+The defaults are the authors' CIFAR settings (SGD with Nesterov momentum, batch size 64, 160 epochs, the learning
+rate divided by 10 at epochs 80 and 121), so a recipe lists only what differs.
 """
 
 import difflib
@@ -21,19 +21,19 @@ Mode = Literal["auto", "eager", "graph", "compile"]
 ScheduleKind = Literal["step", "cosine", "constant"]
 
 BASELINE = "baseline"
-"""`model.weights` and `distill.teacher` for the dense network that `train.dense_baseline` trains first."""
+"""Value of `model.weights` and `distill.teacher`: the dense network that `train.dense_baseline` trains first."""
 START = "start"
-"""`distill.teacher` for the network that `model.weights` names."""
+"""Value of `distill.teacher`: the network in `model.weights`."""
 
 PRUNING_SETTINGS = "train.dense_baseline", "train.dense_epochs", "train.compact_at", "finetune.epochs", "method.target"
-"""What must be off in a run without pruning."""
+"""Settings that must be off in a run without pruning."""
 
 
 class Section(BaseModel):
-    """A section of a recipe: immutable, and checked when it is made in Python or read from TOML.
+    """A section of a recipe: immutable, and validated on construction, from Python or from TOML.
 
-    The annotations are the rules, and the docstring under a field is its description in docs/recipes.md. The title is
-    the key of the section in a recipe; the top level has none.
+    The annotations define the valid values, and the docstring below a field is its description in docs/recipes.md. The
+    title is the section's key in a recipe; the top level has none.
     """
 
     model_config = ConfigDict(
@@ -44,16 +44,16 @@ class Section(BaseModel):
         try:
             super().__init__(**values)
         except ValidationError as error:
-            # TypeErrors and the like of pydantic mean nothing to who writes recipes.
+            # Pydantic's own messages speak of Python types, which do not help the author of a TOML file.
             raise _to_config_error(error.errors()[0], type(self)) from None
 
     def replace(self, **changes: Any) -> Self:
-        """Return a copy with ``changes``, checked as a new section is."""
+        """Return a copy with ``changes``, validated like a new section."""
         return type(self)(**{**dict(self), **changes})
 
 
 FromList = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)
-"""Accept a list, which is what TOML has, where a tuple is declared."""
+"""Convert lists, which TOML uses, to the declared tuple."""
 
 Count = Annotated[int, Ge(0)]
 PositiveCount = Annotated[int, Ge(1)]
@@ -67,9 +67,9 @@ Options = dict[str, _Plain | list[_Plain] | dict[str, _Plain | list[_Plain]]]
 
 
 def _to_config_error(error: ErrorDetails, section: type[Section]) -> ConfigError:
-    """Return the first error of a section, in the words of a recipe."""
+    """Convert pydantic's first error in a section to a ConfigError in terms of recipe keys."""
     if "error" in error.get("ctx", {}):
-        return ConfigError(str(error["ctx"]["error"]))  # from a section inside, or a rule over several keys
+        return ConfigError(str(error["ctx"]["error"]))  # raised by a nested section or a model validator
     (field, *inside), title = error["loc"], section.model_config.get("title")
     key = f"{title}.{field}" if title else str(field)
     if error["type"] == "extra_forbidden":
@@ -85,7 +85,7 @@ def _to_config_error(error: ErrorDetails, section: type[Section]) -> ConfigError
 
 
 def keys_of(section: type[Section], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield every key that can be set below ``section``, dotted, with its annotation, in the order of the file."""
+    """Yield (dotted key, annotation) of every setting in ``section`` and its subsections, in declaration order."""
     for name, field in section.model_fields.items():
         if isinstance(field.default, Section):
             yield from keys_of(type(field.default), f"{prefix}{name}.")
@@ -94,12 +94,12 @@ def keys_of(section: type[Section], prefix: str = "") -> Iterator[tuple[str, Any
 
 
 def _unknown_key(key: str, root: type[Section]) -> ConfigError:
-    """Return the error for a key that ``root`` does not have, with the closest one that it has."""
+    """Return the error for a key that ``root`` does not have, with a suggestion."""
     known = [name for name, _ in keys_of(root)]
     section, _, last = key.rpartition(".")
     sections = list(dict.fromkeys(name.partition(".")[0] for name in known))
     here = [name for name in known if section and name.rpartition(".")[0] == section]
-    # A key in the wrong section (`train.lr`) is nearer by its last part than by its spelling.
+    # For a key in the wrong section (`train.lr`), the last part is a better hint than the spelling.
     meant = [name for name in known if name.rpartition(".")[2] == last]
     meant = meant or difflib.get_close_matches(key, here or [*known, *sections], n=1, cutoff=0.8)
     hint = (
@@ -111,7 +111,7 @@ def _unknown_key(key: str, root: type[Section]) -> ConfigError:
 
 
 def known_settings(values: Any, section: "type[Section] | None" = None) -> Any:
-    """Return the settings in a record that this version has: those of other versions have no effect."""
+    """Return the settings of a record without those that this version of softprune does not have."""
     if not isinstance(values, Mapping):
         return values
     fields, known = (section or RunConfig).model_fields, dict[str, Any]()
@@ -125,24 +125,24 @@ class ModelConfig(Section, title="model"):
     """The network."""
 
     name: str = "digits_net"
-    """A name from `softprune models`, or `module:factory` for a function of your own that takes `num_classes`."""
+    """A name from `softprune models`, or your own factory `module:factory`, called with `num_classes`."""
     options: Options = Field(default_factory=dict)
-    """Further keyword arguments of the factory, such as `{width = 32}`."""
+    """Additional keyword arguments for the factory, such as `{width = 32}`."""
     pretrained: bool = False
-    """Start from the trained weights that the factory itself provides: it is called with `pretrained=True` (timm) or
-    `weights="DEFAULT"` (torchvision). A classifier for other classes is drawn at random."""
+    """Start from the factory's pretrained weights, requested with `pretrained=True` (timm) or `weights="DEFAULT"`
+    (torchvision). If the number of classes differs, the classifier is initialised at random."""
     weights: str = ""
-    """Start from these weights instead of random ones: a `.safetensors` file, a file with a PyTorch state_dict, or
-    the folder of another run (its newest checkpoint). A relative path is taken from the current folder. `baseline`
-    starts from the network that `train.dense_baseline` trains first; with `pretrained` that one starts from the
-    pretrained weights."""
+    """Initial weights: a `.safetensors` file, a file with a PyTorch state_dict, or the folder of another run (its
+    newest checkpoint). Relative paths start at the current folder. `baseline` starts from the network that
+    `train.dense_baseline` trains first; with `pretrained`, that baseline starts from the pretrained weights. Empty for
+    random weights."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.pretrained and self.weights not in ("", BASELINE):
             raise ConfigError(
-                "model.pretrained and model.weights exclude each other: both give the weights to start from. Got "
-                f"model.weights = {self.weights!r}; leave one of them out."
+                "model.pretrained and model.weights exclude each other: both set the initial weights. Got "
+                f"model.weights = {self.weights!r}; remove one of them."
             )
         return self
 
@@ -151,86 +151,83 @@ class DataConfig(Section, title="data"):
     """The images."""
 
     name: str = "digits"
-    """`digits`, `cifar10`, `cifar100`, `folder` for images in the ImageNet layout, or `module:factory` for a function
-    of your own that returns training and test set (docs/data.md)."""
+    """`digits`, `cifar10`, `cifar100`, `folder` for images in the ImageNet layout, or your own `module:factory`, which
+    returns the training and the test set (docs/data.md)."""
     options: Options = Field(default_factory=dict)
-    """Further keyword arguments of the factory, such as `{fold = 3}`."""
+    """Additional keyword arguments for the factory, such as `{fold = 3}`."""
     dir: str = ""
-    """Where the files are; `--data-dir` sets it. Not needed for the digits, which come with softprune."""
+    """Folder of the image files, also set by `--data-dir`. Not needed for `digits`, which is bundled."""
     batch_size: PositiveCount = 64
-    """Images per optimizer step, over all processes together."""
+    """Images per optimizer step, summed over all processes."""
     holdout: Count = 0
-    """Training images that are left out of training; 0 for none. Every epoch is evaluated on them, and the best one is
-    chosen on them; the test images are used once, for the final table. They are drawn at random from `seed`."""
+    """Number of training images to hold out, drawn at random from `seed`; 0 for none. Each epoch is evaluated on them
+    and the best epoch is chosen on them. The test images are then used only once, for the final table."""
     augment: bool = True
-    """Random crops and flips as is usual for the data set."""
+    """Apply the usual random crops and flips of the data set."""
     erasing: Annotated[float, Ge(0), Le(1)] = 0.0
-    """Probability of random erasing: a random rectangle of the image is set to the mean colour. Needs
-    `augment`."""
+    """Probability of random erasing, which sets a random rectangle to the mean colour. Requires `augment`."""
     image_size: Annotated[int, Ge(8), Le(4096)] = 224
-    """Side of the square that images in files are cropped to."""
+    """Height and width in pixels to which images from files are cropped."""
     in_memory: bool = False
-    """Decode the images of a folder once, and keep them on the device that trains, which then crops them itself. All
-    images must have one size. No loader process is needed during training."""
+    """Decode the images of a folder once and keep them in the memory of the training device, which also crops them.
+    All images must have the same size. No loader processes are needed during training."""
     workers: Annotated[int, Ge(0), Le(256)] = 8
-    """Loader processes for images in files, at most one per core; data sets in memory need none. May change when a run
-    is resumed."""
+    """Loader processes for images in files, at most one per core. Data sets in memory need none. May be changed when
+    resuming."""
 
 
 class TrainConfig(Section, title="train"):
     """The training loop."""
 
     epochs: Count = 160
-    """Passes over the training images. 0 cuts trained weights (`model.weights`, `model.pretrained`) at once, for
-    methods that rank channels; fine-tuning follows."""
+    """Training epochs. 0 prunes trained weights (`model.weights`, `model.pretrained`) in one shot and then fine-tunes;
+    only for methods that rank channels."""
     dense_baseline: bool = False
-    """First train the same network without pruning, in the folder `dense/` of the run: gives the accuracy to
-    compare with."""
+    """First train the same network without pruning, in the run's folder `dense/`, for comparison."""
     dense_epochs: Count = 0
-    """Epochs of the dense baseline; 0 for as many as `epochs`."""
+    """Epochs of the dense baseline; 0 for the value of `epochs`."""
     compact_at: Count = 0
     """Remove the dead channels before this epoch and continue with the smaller network; 0 removes them only at the
     end. With a target, at least 0.6 of `epochs`; the smaller network then trains without a sparsity loss."""
     label_smoothing: Share = 0.0
-    """Share of the target that is spread evenly over all classes."""
+    """Label smoothing of the cross-entropy loss."""
     precision: Literal["fp32", "tf32", "bf16"] = "tf32"
-    """Arithmetic of convolutions on a GPU: full float32, TF32 tensor cores, or bfloat16 autocast. A CPU always uses
-    float32 unless told bf16, and evaluates in float32 if it has no bfloat16 of its own."""
+    """Precision of convolutions and matrix products on a GPU: float32, TF32 or bfloat16 autocast. On a CPU, `tf32`
+    means float32, and `bf16` evaluates in float32 unless the CPU computes bfloat16 natively."""
     mode: Mode = "auto"
-    """How a step runs: `eager`; `graph`, captured on one GPU as a CUDA graph, which is ready in seconds; or `compile`,
-    compiled and captured, the fastest after a minute. `auto` compiles on a GPU. Where a mode fails, the simpler one is
-    taken."""
+    """How training steps run: `eager`; `graph`, captured as a CUDA graph on one GPU, ready in seconds; or `compile`,
+    compiled and captured, the fastest after about a minute. `auto` is `compile` on a GPU and `eager` on a CPU. If a
+    mode fails, the next simpler one is used."""
     deterministic: bool = False
-    """Use only algorithms that give the same bits every time; slower on a GPU. On a CPU runs repeat without it."""
+    """Use only deterministic algorithms, which are slower on a GPU. Runs on a CPU are reproducible without it."""
     threads: Annotated[int, Ge(0), Le(1024)] = 0
-    """CPU threads; 0 for PyTorch's choice. A small network is often faster with one, above all on a busy
-    machine."""
+    """CPU threads; 0 for PyTorch's default. A small network is often faster with one thread."""
 
 
 class OptimizerConfig(Section, title="optimizer"):
     """The optimizer."""
 
     name: Literal["sgd", "adamw"] = "sgd"
-    """SGD with Nesterov momentum of 0.9, or AdamW."""
+    """SGD with Nesterov momentum 0.9, or AdamW."""
     lr: Positive = 0.1
-    """Learning rate at the start."""
+    """Initial learning rate, after the warm-up."""
     weight_decay: Amount = 2e-4
-    """PyTorch's weight decay, on weights and BatchNorm scales; shifts and biases have none, except with SFP, FPGM and
-    L1, whose authors decay all parameters. The paper's 0.0001 multiplies the squared norm without the usual half,
-    which is 0.0002 here."""
+    """Weight decay as in PyTorch, applied to weights and BatchNorm scales. Shifts and biases are not decayed, except
+    with SFP, FPGM and L1, whose authors decay all parameters. The paper's 0.0001 multiplies the squared norm without
+    the factor 1/2, so it is 0.0002 here."""
 
 
 class ScheduleConfig(Section, title="schedule"):
-    """The learning rate over the epochs."""
+    """The learning rate schedule."""
 
     kind: ScheduleKind = "step"
-    """Drops at the milestones, half a cosine from lr to zero, or no change."""
+    """`step` decays the learning rate at the milestones, `cosine` anneals it to zero, `constant` keeps it."""
     milestones: Epochs = (80, 121)
-    """Zero-based epochs from whose start the rate is multiplied by `factor` (`step` only)."""
+    """Epochs, counted from zero, at whose start the learning rate is multiplied by `factor` (`step` only)."""
     factor: Positive = 0.1
-    """Factor of the rate at a milestone (`step` only)."""
+    """Multiplicative factor of the learning rate at each milestone (`step` only)."""
     warmup_epochs: Amount = 0.0
-    """Epochs over which the rate first rises linearly from zero to lr."""
+    """Length of the linear warm-up from zero to `lr`, in epochs."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -243,92 +240,93 @@ class MethodConfig(Section, title="method"):
     """The pruning method."""
 
     name: str = "scp"
-    """A name from `softprune methods`, `dense` for a baseline without pruning, or `module:Class` for a pruner of your
-    own (docs/own-method.md)."""
+    """A name from `softprune methods`, `dense` for training without pruning, or your own pruner `module:Class`
+    (docs/own-method.md)."""
     strength: Amount = 1e-4
-    """Weight of the sparsity loss (the paper's lambda): larger prunes more. Not used with a target."""
+    """Sparsity strength (the paper's lambda), the factor of the sparsity loss. A larger strength removes more channels.
+    Not used with a target."""
     target: dict[str, float | str] = Field(default_factory=dict)
-    """Instead of a strength, a budget that the run meets: a quantity (docs/budgets.md lists them) with the share to
-    keep (0.5 or "50%") or the figure itself, as in `target = {macs = 0.5}`. Empty for none."""
+    """Limit of the compact network, instead of a strength: a metric (docs/budgets.md lists them) with the share to keep
+    (0.5 or "50%") or an absolute value, as in `target = {macs = 0.5}`. Empty for none."""
     latency_table: str = ""
-    """For a `latency` target of another machine, the file of what softprune.budget.latency_table measured there; it is
-    used instead of a measurement."""
+    """File of latencies measured by softprune.budget.latency_table, for a `latency` target on another machine."""
     exclude: Globs = ()
-    """Globs on BatchNorm names that are not pruned."""
+    """Glob patterns of names of BatchNorms that are not pruned."""
     round_to: PositiveCount | Literal["auto", ""] = ""
-    """Keep widths at multiples of this. `auto` takes 32 on a GPU and 16 on a CPU, halved until most sites hold it
-    twice; a run resumed elsewhere keeps it. Empty: with a target 8, if most sites have 32 channels; else 1."""
+    """Round the number of kept channels to multiples of this. `auto` is 32 on a GPU and 16 on a CPU, halved until most
+    sites have at least twice as many channels; a resumed run keeps its value. Empty: 8 with a target if most sites have
+    at least 32 channels, otherwise 1."""
     options: Options = Field(default_factory=dict)
-    """Settings of the method itself, by keyword, as `softprune methods` lists them."""
+    """Additional keyword arguments for the method; `softprune methods` lists them."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.target:
             read_target(self.target)
         if self.latency_table and "latency" not in self.target:
-            raise ConfigError(f"method.latency_table is for a target of latency. Got target = {show(self.target)}.")
+            raise ConfigError(f"method.latency_table needs a latency target. Got target = {show(self.target)}.")
         return self
 
 
 class MaskSection(Section, title="masks"):
-    """Constants of SCP's masks and of its sparsity loss; MaskConfig explains them and has the others."""
+    """Constants of SCP's masks and sparsity loss. MaskConfig documents them and has further ones."""
 
     delta: Annotated[float, Gt(0), Lt(1)] = 0.05
-    """A channel counts as dead where the output of the activation stays within `delta` of zero."""
+    """A channel counts as dead if the activation's output stays within `delta` of zero."""
     s: Amount = 2.0
-    """Weight of the absolute scale beside the shift in the sparsity loss: how many standard deviations of the channel
-    should lie below the threshold. The paper's CIFAR-100 runs used 3."""
+    """Weight of the absolute scale relative to the shift in the sparsity loss: the number of standard deviations of the
+    channel that should lie below the threshold. The paper's CIFAR-100 runs use 3."""
     gate_statistics: GateStatistics = "both"
-    """Which running statistics are not updated in a channel whose sample is off: `both`; `mean`, as in the authors' VGG
-    networks, whose running variance is updated in every step; or `none`, as in plain BatchNorm."""
+    """Which running statistics are not updated while a channel's sampled mask is off: `both`; `mean`, as in the
+    authors' VGG networks, whose running variance is always updated; or `none`, as in plain BatchNorm."""
     use_relu: bool = True
-    """False is the paper's ablation "SCP without ReLU": decide from BatchNorm alone, two-sided everywhere."""
+    """False is the paper's ablation "SCP without ReLU": use the BatchNorm alone, with two-sided thresholds."""
 
 
 class DistillConfig(Section, title="distill"):
-    """Distillation: the network also learns from the outputs of a trained dense network."""
+    """Knowledge distillation from a trained dense network."""
 
     teacher: str = ""
-    """The trained dense network: `baseline` for the one that `train.dense_baseline` trains first, `start` for the one
-    that `model.weights` names, the folder of another run, or a file with its weights. Empty for no distillation."""
+    """The teacher: `baseline` for the network that `train.dense_baseline` trains first, `start` for the one in
+    `model.weights`, the folder of a finished dense run, or a file with weights. Empty for no distillation."""
     weight: Annotated[float, Gt(0), Le(1)] = 0.5
-    """Share of the distillation loss; the rest is the cross-entropy with the labels."""
+    """Weight of the distillation loss; the cross-entropy has one minus this weight."""
     temperature: Positive = 2.0
-    """Temperature that softens the outputs of both networks in the distillation loss."""
+    """Softmax temperature of teacher and student in the distillation loss."""
 
 
 class FinetuneConfig(Section, title="finetune"):
-    """Training of the compact network after the cut, without any sparsity (the paper's FT rows)."""
+    """Fine-tuning of the compact network after the cut, without a sparsity loss (the paper's FT rows)."""
 
     epochs: Count = 0
-    """Passes over the training images; 0 for no fine-tuning."""
+    """Fine-tuning epochs; 0 for none."""
     lr: Positive = 0.01
-    """Learning rate at the start."""
+    """Initial learning rate."""
     schedule: ScheduleKind = "cosine"
-    """How the rate falls."""
+    """Learning rate schedule, as `kind` in `[schedule]`."""
     milestones: Epochs = ()
-    """Zero-based epochs from whose start the rate is divided by ten (`step` only)."""
+    """Epochs of fine-tuning, counted from zero, at whose start the learning rate is divided by 10 (`step` only)."""
 
 
 class RecordConfig(Section, title="records"):
-    """What a run writes besides its result."""
+    """Checkpoints and evaluation."""
 
     checkpoint_seconds: Amount = 60.0
-    """Save a checkpoint when the last one is this old, so that no more than this is lost; 0 for none by time. One is
-    always saved at the end, and when the run is stopped."""
+    """Save a checkpoint every `checkpoint_seconds`; 0 to disable. One is always saved at the end of a run and when it
+    is stopped."""
     checkpoint_epochs: Count = 0
-    """Also save a checkpoint after every this many epochs; 0 for none by epochs."""
+    """Also save a checkpoint every `checkpoint_epochs` epochs; 0 to disable."""
     eval_epochs: PositiveCount = 1
-    """Evaluate after every this many epochs; the last epoch is always evaluated."""
+    """Evaluate every `eval_epochs` epochs; the last epoch is always evaluated."""
 
 
 class RunConfig(Section):
-    """Everything that decides the outcome of a run."""
+    """The complete configuration of a run."""
 
     name: str = ""
-    """The name of the run in tables, and of its folder; empty for the file name of the recipe."""
+    """Name of the run in tables and of its folder; empty for the file name of the recipe."""
     seed: Annotated[int, Ge(0), Lt(2**31)] = 0
-    """Seeds the weights, the order of the images, their augmentation and the noise of the masks."""
+    """Seed of the initial weights, the order and augmentation of the images, and the noise of the masks."""
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()
     train: TrainConfig = TrainConfig()
@@ -352,7 +350,7 @@ class RunConfig(Section):
         if self.method.target and 0 < compact_at < final_at * epochs:
             raise ConfigError(
                 f"With method.target, train.compact_at must be at least final_at = {final_at:g} of train.epochs "
-                f"= {epochs}: the cut is final from there on. Got {compact_at}; use {math.ceil(final_at * epochs)}."
+                f"= {epochs}, where the cut becomes final. Got {compact_at}; use {math.ceil(final_at * epochs)}."
             )
         if self.distill.teacher and self.train.label_smoothing:
             raise ConfigError(
@@ -362,7 +360,7 @@ class RunConfig(Section):
         for key in PRUNING_SETTINGS if self.method.name == "dense" else ():
             if value := self.setting(key):
                 raise ConfigError(
-                    f'method.name = "dense" prunes nothing: {key} must be off. Got {key} = {show(value)}.'
+                    f'method.name = "dense" does not prune, so {key} must be off. Got {key} = {show(value)}.'
                 )
         needing = [key for key in ("distill.teacher", "model.weights") if self.setting(key) == BASELINE]
         needing += ["train.dense_epochs"] if self.train.dense_epochs else []

@@ -1,7 +1,7 @@
-"""Data sets and batches: digits, CIFAR, images in folders, and data sets of the user's own.
+"""Data sets and batches: digits, CIFAR, image folders, and user-defined data sets.
 
-Read `load.py` (`load_data`) first. Images in memory are tensors on the device, which also augments them (`arrays.py`);
-the others are items of torch data sets that worker processes load (`files.py`).
+Start with `load_data` in `load.py`. Data sets in memory are tensors on the device, which also augments them
+(`arrays.py`); all others are map-style torch data sets loaded by worker processes (`files.py`).
 """
 
 from softprune.lab.data.arrays import ArrayBatches as ArrayBatches

@@ -1,8 +1,8 @@
-"""Images that fit in memory: one tensor on the device that trains, where batches are gathered, cropped and augmented.
+"""Data sets in memory: one tensor on the training device, where batches are gathered, cropped and augmented.
 
-`EpochSampler` is the order of the images, in memory or not. Every random number is a hash of (seed, step, position in
-the batch). A batch is therefore the same eager, compiled, inside a CUDA graph, after a resume and on any number of
-processes.
+`EpochSampler` defines the order of the images for all data sets. Every random number is a hash of (seed, step, position
+in the batch), so a batch is the same in eager mode, compiled, inside a CUDA graph, after resuming, and for any number
+of processes.
 """
 
 import math
@@ -15,30 +15,30 @@ from torch import Tensor
 from softprune.errors import ConfigError, DataError
 from softprune.rng import Clock, channel_words, hashed_permutation, uniform_noise
 
-# Take the place of a site's number; far above any of them, so that masks, images and order never share their noise.
+# Used in place of a site number in the hash, and far above all of them: masks, images and order never share noise.
 _IMAGES, _ORDER = 0x696D6167, 0x6F726465
 _ERASING_DRAWS = 5
 _CROP_TRIES = 10
-"""A resized crop that does not lie within the image is drawn again, at most this often."""
-# The usual ranges of resized crops and of random erasing: share of the image's area, and ratio of the sides.
+"""Number of attempts to draw a resized crop that lies within the image."""
+# The usual ranges of resized crops and of random erasing: share of the image's area, and aspect ratio.
 _CROP_AREA, _CROP_RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
 _ERASED_AREA, _ERASED_RATIO = (0.02, 0.33), 3.3
 
 
 def normalised(pixels: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """Return stored values as the network's input, in float32."""
-    # One new tensor: on a CPU, fresh memory costs most of the time.
+    """Return normalised pixel values, in float32."""
+    # Allocates a single tensor: on a CPU, allocating memory takes most of the time.
     return pixels.to(torch.float32, copy=True).sub_(mean).div_(std)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Augmentation:
-    """Random augmentation of training images in memory: a crop, a flip, an erased rectangle."""
+    """Random augmentation of training images in memory: crop, flip and random erasing."""
 
     pad: int = 0
-    """Zeros added on each side after normalisation (they are the mean colour), before a crop of the old size."""
+    """Width of the padding with the mean colour, before a random crop of the original size."""
     resize: int = 0
-    """Side of the square that a crop of random area and ratio is resized to, as usual for ImageNet; 0 for none."""
+    """Size in pixels of a RandomResizedCrop, as usual for ImageNet; 0 for none."""
     flip: bool = False
     """Flip images horizontally at random."""
     erasing: float = 0.0
@@ -47,10 +47,10 @@ class Augmentation:
 
 @dataclass(frozen=True)
 class ArrayDataset:
-    """Images and labels as tensors on the device that trains.
+    """Images and labels as tensors on the training device.
 
-    Images are kept as stored, one byte per value for CIFAR, and normalised when a batch is gathered. This takes a
-    quarter of the memory and bandwidth of floats, and a compiled step fuses the arithmetic into the gather.
+    Images keep their stored dtype, uint8 for CIFAR, and are normalised when a batch is gathered. This takes a quarter
+    of the memory and bandwidth of float32, and a compiled step fuses the arithmetic into the gather.
     """
 
     images: Tensor
@@ -73,9 +73,9 @@ class ArrayDataset:
     def from_arrays(
         cls, images: Any, labels: Any, *, mean: Any = 0.0, std: Any = 1.0, device: torch.device | str = "cpu"
     ) -> Self:
-        """Make a data set from anything that torch.as_tensor takes: images (N, C, H, W) or (N, H, W), labels (N,).
+        """Create a data set from images (N, C, H, W) or (N, H, W) and labels (N,), in any type torch.as_tensor accepts.
 
-        `mean` and `std` have one value per channel, or one for all.
+        `mean` and `std` are one value per channel, or a single value.
         """
         pixels, numbers = torch.as_tensor(images), torch.as_tensor(labels)
         pixels = pixels.unsqueeze(1) if pixels.ndim == 3 else pixels
@@ -84,9 +84,9 @@ class ArrayDataset:
             for values in (mean, std)
         ]
         if not bool((constants[1] > 0).all()):
-            raise DataError(f"`std` must be positive. Got {std}; leave out constant channels.")
+            raise DataError(f"`std` must be positive. Got {std}; remove constant channels.")
         if not torch.equal(numbers, numbers.to(torch.int64)):
-            raise DataError("Labels must be whole numbers, the numbers of classes. Got others; number them from 0.")
+            raise DataError("Labels must be integer class indices. Got other numbers; number the classes from 0.")
         return cls(pixels.to(device).contiguous(), numbers.to(device, torch.int64), *constants)
 
     def __len__(self) -> int:
@@ -102,31 +102,31 @@ class ArrayDataset:
         return tuple(self.images.shape[1:])
 
     def to(self, device: torch.device | str) -> Self:
-        """Return the data set on a device."""
+        """Return the data set with its tensors on ``device``."""
         return replace(self, **{key: getattr(self, key).to(device) for key in ("images", "labels", "mean", "std")})
 
     def subset(self, indices: Tensor, *, augment: bool = True) -> Self:
-        """Return the images with these indices. Augmentation is not the data set's business."""
+        """Return the images with these indices. ``augment`` has no effect, since batches are augmented elsewhere."""
         chosen = indices.to(self.device)
         return replace(self, images=self.images[chosen], labels=self.labels[chosen])
 
     def normalise(self, pixels: Tensor) -> Tensor:
-        """Return the network's input from stored values (..., C, H, W)."""
+        """Return normalised images (..., C, H, W) in float32."""
         return normalised(pixels, self.mean, self.std)
 
     def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Return normalised images, without augmentation, and labels."""
+        """Return the normalised images and the labels at ``indices``, without augmentation."""
         return self.normalise(self.images.index_select(0, indices)), self.labels.index_select(0, indices)
 
 
 @dataclass(frozen=True)
 class EpochSampler:
-    """Batches of image indices, all of them full: an epoch has ceil(size / batch_size) steps.
+    """Full batches of image indices; an epoch has ceil(size / batch_size) steps.
 
-    They are cut from an endless sequence of permutations. If an epoch ends inside a permutation, the next one continues
-    there. In the long run every image is used equally often.
+    Batches are consecutive slices of an endless sequence of random permutations. An epoch may end inside a permutation,
+    where the next one continues, so that all images are used equally often in the long run.
 
-    With several processes each takes its slice of every batch, so that together they process the same batches as one.
+    Each process takes a slice of every batch, so the batches do not depend on the number of processes.
     """
 
     size: int
@@ -134,7 +134,7 @@ class EpochSampler:
     batch_size: int
     """Images per optimizer step, over all processes."""
     seed: int = 0
-    """Together with the epoch, determines the order."""
+    """Seed of the permutations."""
     rank: int = 0
     """Rank of this process."""
     world_size: int = 1
@@ -143,9 +143,9 @@ class EpochSampler:
     def __post_init__(self) -> None:
         if self.batch_size % self.world_size:
             raise ConfigError(
-                f"The batch must divide evenly among the {self.world_size} processes. "
-                f"Got a batch size of {self.batch_size}; start as many processes as divide it, or change a new run's "
-                "data.batch_size."
+                f"The batch size must be divisible by the number of processes, {self.world_size}. "
+                f"Got a batch size of {self.batch_size}; change the number of processes, or data.batch_size in a new "
+                "run."
             )
 
     @property
@@ -158,17 +158,17 @@ class EpochSampler:
         return self.batch_size // self.world_size
 
     def share(self, batches: Tensor) -> Tensor:
-        """Return the part of batches (..., batch_size) that this process takes."""
+        """Return this process's slice of batches (..., batch_size)."""
         first = self.rank * self.local_batch
         return batches[..., first : first + self.local_batch].contiguous()
 
     def draws(self, epoch: int) -> Tensor:
-        """Return the number of each image of the epoch, counted since training began, (steps, local_batch)."""
+        """Return a running count of the images since training began, for an epoch, (steps, local_batch)."""
         length = self.steps * self.batch_size
         return self.share(torch.arange(epoch * length, (epoch + 1) * length).view(self.steps, self.batch_size))
 
     def indices(self, epoch: int, device: torch.device | str = "cpu") -> Tensor:
-        """Return the images of the epoch's batches, (steps, local_batch), the same on every device."""
+        """Return the image indices of an epoch, (steps, local_batch), the same on every device."""
         length = self.steps * self.batch_size
         first, start = divmod(epoch * length, self.size)
         passes = range(first, first - (-(start + length) // self.size))
@@ -176,14 +176,14 @@ class EpochSampler:
         return self.share(order.view(self.steps, self.batch_size))
 
     def permutation(self, number: int, device: torch.device | str = "cpu") -> Tensor:
-        """Return the permutation with this number: the images sorted by a hash."""
+        """Return permutation ``number`` of the sequence: the image indices sorted by a hash."""
         return hashed_permutation(self.size, self.seed, _ORDER, number, device)
 
 
 class ArrayBatches:
-    """Batches gathered from images on the device. The order of the epoch is there too, so a step needs no host.
+    """Batches gathered from images on the device. The image order is on the device too, so steps do not need the host.
 
-    :meth:`batch` is tensor operations on buffers of fixed address, so that a CUDA graph can hold it.
+    :meth:`batch` consists of tensor operations on buffers at fixed addresses, so a CUDA graph can capture it.
     """
 
     def __init__(self, data: ArrayDataset, sampler: EpochSampler, augmentation: Augmentation) -> None:
@@ -193,20 +193,20 @@ class ArrayBatches:
         self._words = sampler.share(image_words(sampler.seed, sampler.batch_size, self.device))
 
     def begin(self, epoch: int, start: int) -> None:
-        """Start an epoch at its batch number `start`."""
+        """Start an epoch at batch `start`."""
         self._order.copy_(self.sampler.indices(epoch, self.device))
 
     def before_step(self) -> None:
-        """Make the next batch ready. Runs outside any graph."""
+        """Prepare the next batch. Called outside the CUDA graph."""
 
     def batch(self, position: Tensor, clock: Clock) -> tuple[Tensor, Tensor]:
-        """Return the normalised images and the labels of the batch at `position`, a tensor of one number."""
+        """Return normalised, augmented images and labels of the batch at `position`, a tensor (1,)."""
         indices = self._order.index_select(0, position).squeeze(0)
         return augmented_batch(self.data, indices, self.augmentation, clock, self._words)
 
 
 def image_words(seed: int, batch_size: int, device: torch.device | str | None = None) -> Tensor:
-    """Return the constant part of the hash, a row for each draw: rows, columns, flips, erasing, resized crops."""
+    """Return the constant part of the hash (draws, batch_size); draws: rows, columns, flips, erasing, resized crops."""
     draws = 3 + _ERASING_DRAWS + 2 * _CROP_TRIES
     return channel_words(seed, _IMAGES, draws * batch_size, device).view(draws, batch_size)
 
@@ -214,9 +214,9 @@ def image_words(seed: int, batch_size: int, device: torch.device | str | None = 
 def augmented_batch(
     data: ArrayDataset, indices: Tensor, augmentation: Augmentation, clock: Clock, words: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return normalised and augmented images, and labels, of the images with these indices.
+    """Return normalised and augmented images and labels at ``indices``.
 
-    `words` are the columns of :func:`image_words` that belong to these positions of the batch.
+    `words` are the columns of :func:`image_words` for these positions of the batch.
     """
     if augmentation == Augmentation():
         return data.batch(indices)
@@ -239,7 +239,7 @@ def augmented_batch(
 
 
 def _shifted(pixels: Tensor, u: Tensor, pad: int, flipped: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return crops of the padded images, and which of their pixels (B, H, W) are not padding."""
+    """Return random crops of the padded images, and a mask (B, H, W) that is False for padding."""
     height, width = pixels.shape[-2:]
     shift = (u * (2 * pad + 1)).to(torch.int64) - pad
     row = torch.arange(height, device=pixels.device) + shift[0, :, None]
@@ -247,8 +247,8 @@ def _shifted(pixels: Tensor, u: Tensor, pad: int, flipped: Tensor | None) -> tup
     if flipped is not None:
         column = torch.where(flipped[:, None], width - 1 - column, column)
     column = column + shift[1, :, None]
-    # One gather by position in the plane: the fastest variant tried on a CPU, and a single kernel together with the
-    # normalisation when compiled.
+    # One gather over flattened positions: the fastest variant measured on a CPU, and when compiled, a single kernel
+    # together with the normalisation.
     inside = ((row >= 0) & (row < height))[:, :, None] & ((column >= 0) & (column < width))[:, None, :]
     place = row.clamp(0, height - 1)[:, :, None] * width + column.clamp(0, width - 1)[:, None, :]
     flat = pixels.flatten(2)
@@ -256,9 +256,9 @@ def _shifted(pixels: Tensor, u: Tensor, pad: int, flipped: Tensor | None) -> tup
 
 
 def random_boxes(size: torch.Size, place: Tensor, shape: Tensor) -> Tensor:
-    """Return (4, B) top, left, height and width of crops as RandomResizedCrop draws them, from uniform numbers.
+    """Return top, left, height and width (4, B) of crops drawn like RandomResizedCrop, from uniform random numbers.
 
-    ``place`` is (2, B), for top and left; ``shape`` is (2 * tries, B), for areas and ratios.
+    ``place`` (2, B) determines top and left; ``shape`` (2 * tries, B) determines areas and aspect ratios.
     """
     height, width = size
     area, ratio = shape.unflatten(0, (2, _CROP_TRIES))
@@ -268,7 +268,7 @@ def random_boxes(size: torch.Size, place: Tensor, shape: Tensor) -> Tensor:
     h, w = (area / ratio).sqrt().round(), (area * ratio).sqrt().round()
     fits = (h > 0) & (h <= height) & (w > 0) & (w <= width)
     first, found = fits.to(torch.uint8).argmax(0, keepdim=True), fits.any(0)
-    # Where none fits, the largest crop of the centre with a ratio in the range.
+    # If no try fits, take the largest centre crop with an aspect ratio in the range.
     centre = min(height, round(width / _CROP_RATIO[0])), min(width, round(height * _CROP_RATIO[1]))
     h, w = (torch.where(found, tries.gather(0, first)[0], side) for tries, side in zip((h, w), centre, strict=True))
     top = torch.where(found, place[0] * (height - h + 1), (height - h) / 2).floor()
@@ -277,9 +277,9 @@ def random_boxes(size: torch.Size, place: Tensor, shape: Tensor) -> Tensor:
 
 
 def resized_crops(pixels: Tensor, boxes: Tensor, size: int, flipped: Tensor | None = None) -> Tensor:
-    """Return the boxes of images (B, C, H, W), resized to squares of ``size`` as Pillow does, in float32.
+    """Crop images (B, C, H, W) to the boxes and resize them to ``size`` x ``size`` as Pillow does, in float32.
 
-    Pillow's bilinear filter is a product of two matrices, one for each side. It averages where a crop shrinks.
+    Pillow's bilinear filter is a product with one matrix per side. It averages (antialiases) when a crop shrinks.
     """
     top, left, h, w = boxes
     rows = _resize_matrices(top, h, pixels.shape[-2], size)
@@ -290,7 +290,7 @@ def resized_crops(pixels: Tensor, boxes: Tensor, size: int, flipped: Tensor | No
 
 
 def _resize_matrices(start: Tensor, length: Tensor, side: int, size: int) -> Tensor:
-    """Return (B, size, side) weights that resize ``length`` pixels from ``start`` on."""
+    """Return weights (B, size, side) that resize the ``length`` pixels from ``start`` on to ``size`` pixels."""
     scale = length[:, None, None] / size
     centre = (torch.arange(size, device=start.device)[:, None] + 0.5) * scale
     place = torch.arange(side, device=start.device) - start[:, None, None]
@@ -300,7 +300,7 @@ def _resize_matrices(start: Tensor, length: Tensor, side: int, size: int) -> Ten
 
 
 def erased_pixels(u: Tensor, probability: float, height: int, width: int) -> Tensor:
-    """Return which pixels random erasing (Zhong et al., 2020) removes, (B, height, width). `u` is (draws, B)."""
+    """Return a mask (B, height, width) of pixels to erase (Zhong et al., 2020), from uniform numbers `u` (draws, B)."""
     chosen, area, ratio, top, left = u[..., None, None]
     least, most = _ERASED_AREA
     area = (least + (most - least) * area) * (height * width)

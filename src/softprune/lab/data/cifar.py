@@ -1,8 +1,8 @@
 """CIFAR-10 and CIFAR-100 from the official Python files (https://www.cs.toronto.edu/~kriz/cifar.html).
 
-They are pickles, which are programs: the usual loader calls whatever a file names. Here a file can name only what
-describes an array. The array is made from its bytes afterwards, since an object dtype that a file describes would make
-NumPy follow these bytes as pointers.
+The files are pickles, and pickle.load can call any function that a file names. The unpickler here accepts only the
+names that describe NumPy arrays and does not call them. Arrays are built from their bytes afterwards and must be uint8,
+since NumPy would follow the bytes of an object array as pointers.
 """
 
 import io
@@ -17,7 +17,7 @@ from softprune.io import read_bytes
 
 
 class Cifar(NamedTuple):
-    """One of the two data sets: its files, and the normalisation of its pixels."""
+    """File names and normalisation constants of CIFAR-10 or CIFAR-100."""
 
     name: str
     folder: str
@@ -40,11 +40,11 @@ CIFAR100 = Cifar(
 # fmt: on
 
 Part = tuple[np.ndarray, np.ndarray]
-"""Images (N, 3, 32, 32) in uint8, and labels."""
+"""Images (N, 3, 32, 32), uint8, and labels (N,), int64."""
 
 
 def read_cifar(cifar: Cifar, root: Path) -> tuple[Part, Part, tuple[str, ...]]:
-    """Return training images, test images and names of the classes. `root` has the official files or their folder."""
+    """Return training part, test part and class names. `root` contains the official files or their folder."""
     wanted = (*cifar.train_files, cifar.test_file, cifar.meta_file)
     folder = root if (root / cifar.meta_file).is_file() else root / cifar.folder
     missing = [file for file in wanted if not (folder / file).is_file()]
@@ -53,12 +53,12 @@ def read_cifar(cifar: Cifar, root: Path) -> tuple[Part, Part, tuple[str, ...]]:
         raise DataError(
             f"{cifar.name} needs the official Python files {', '.join(wanted)} in {folder}. Got a folder without "
             f"{', '.join(missing)}. Unpack https://www.cs.toronto.edu/~kriz/{archive} in {root} with `tar xzf`, "
-            "or say where it is unpacked with --data-dir (load_data's `root`)."
+            "or give its folder with --data-dir (`root` of load_data)."
         )
     *contents, meta = (read_pickle(folder / file) for file in wanted)
     try:
         images = [content["data"].reshape(-1, 3, 32, 32).copy() for content in contents]
-        kind = "fine_label" if cifar is CIFAR100 else "label"  # there are coarse ones, too
+        kind = "fine_label" if cifar is CIFAR100 else "label"  # CIFAR-100 also has coarse labels
         labels = [np.array(content[f"{kind}s"], dtype=np.int64) for content in contents]
         names = tuple(map(_text, meta[f"{kind}_names"]))
     except (AttributeError, LookupError, TypeError, ValueError) as error:
@@ -73,7 +73,7 @@ def _text(value: Any) -> str:
 
 
 class _Named:
-    """What a pickle names, uncalled: the arguments of the call, and the state that the file gives to its result."""
+    """Placeholder for an object in a pickle: records constructor arguments and state without calling anything."""
 
     def __init__(self, *arguments: Any) -> None:
         self.arguments = arguments
@@ -94,19 +94,19 @@ class _Unpickler(pickle.Unpickler):
 
 
 def read_pickle(path: Path) -> dict[str, Any]:
-    """Return the dictionary in a pickle of plain data, bytes and arrays of bytes. Nothing that it names is called."""
+    """Return the dictionary in a pickle of plain data and uint8 arrays, without running any code of the file."""
     try:
         content = _Unpickler(io.BytesIO(read_bytes(path)), encoding="bytes").load()
         return {_text(key): _array(value) if isinstance(value, _Named) else value for key, value in content.items()}
     except Exception as error:  # a damaged pickle raises nearly anything
         raise DataError(
             f"{path} must be a pickle of a dictionary of plain data and arrays of uint8. Got "
-            f"{error or type(error).__name__}: it is damaged or not what it claims to be. Unpack it again."
+            f"{error or type(error).__name__}: the file is damaged or not an official one. Unpack it again."
         ) from error
 
 
 def _array(value: _Named) -> np.ndarray:
     _, shape, dtype, is_fortran, content = value.state
     if dtype.arguments[0] not in ("u1", b"u1"):
-        raise pickle.UnpicklingError("an array of other elements than uint8")
+        raise pickle.UnpicklingError("an array with a dtype other than uint8")
     return np.frombuffer(content, dtype=np.uint8).reshape(shape, order="F" if is_fortran else "C")

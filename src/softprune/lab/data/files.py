@@ -1,4 +1,4 @@
-"""Images that are loaded when their batch is due: items of torch data sets, in worker processes."""
+"""Map-style torch data sets, whose images worker processes load batch by batch."""
 
 import os
 import random
@@ -17,20 +17,20 @@ from softprune.lab.data.arrays import ArrayDataset, EpochSampler, normalised
 from softprune.rng import Clock
 
 IMAGENET_MEAN, _STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
-"""In units of stored bytes."""
+"""Per channel, in units of uint8 pixel values."""
 
 
 class LoadedDataset(Dataset[Any]):
-    """Adapts a map-style torch data set whose items are (image, label), an image and the number of its class.
+    """Adapts a map-style torch data set whose items are (image, class index).
 
-    An image is a tensor (C, H, W), an array (H, W, C) or a PIL image, all of the shape and type of the first one. Bytes
-    are normalised with ImageNet's constants if they have three channels, else to [-1, 1]; floats are used as they are.
+    Images are tensors (C, H, W), arrays (H, W, C) or PIL images, all with the shape and dtype of the first one. Only
+    uint8 images are normalised: with ImageNet's constants if they have three channels, otherwise to [-1, 1].
 
-    Items are requested as (index, draw), where `draw` counts the images requested since training began. The random
-    generators are seeded by (seed, draw), so that a resumed run sees the same augmented images.
+    Items are requested as (index, draw), where `draw` counts the images since training began. The random generators
+    are seeded by (seed, draw), so that a resumed run sees the same augmented images.
 
     Args:
-        plain: The same images without augmentation, for those that are held out; None if there is no difference.
+        plain: The same data set without augmentation, for held-out images; None if the data set has no augmentation.
     """
 
     def __init__(self, dataset: Any, *, num_classes: int, seed: int = 0, plain: Any = None) -> None:
@@ -38,7 +38,7 @@ class LoadedDataset(Dataset[Any]):
         self.num_classes, self.seed = num_classes, seed
         first, _ = self[0, 0]
         self.shape, self.dtype = tuple(first.shape), first.dtype
-        # In units of the loaded values.
+        # In units of the loaded pixel values.
         mean, std = (IMAGENET_MEAN, _STD) if self.shape[0] == 3 else (127.5, 127.5)
         if self.dtype != torch.uint8:
             mean, std = 0.0, 1.0
@@ -56,20 +56,20 @@ class LoadedDataset(Dataset[Any]):
                 image = torch.from_numpy(np.array(image))
                 image = image.permute(2, 0, 1).contiguous() if image.ndim == 3 else image.unsqueeze(0)
             if int(label) != label or not 0 <= label < self.num_classes:
-                raise DataError(f"a label must be a number from 0 to {self.num_classes - 1}; got {label}")
+                raise DataError(f"a label must be an integer from 0 to {self.num_classes - 1}; got {label}")
             return image, int(label)
         except Exception as error:  # decoders and transforms raise nearly anything
             reason = (str(error) or type(error).__name__).splitlines()[0].removesuffix(".")
             raise DataError(
-                f"Every image must be readable, with its label. Got {self._source(index)}, which is not: {reason}. "
-                "Replace it and resume; without it the data set is another one and needs a new run."
+                f"Every image and label must be readable. Got an error in {self._source(index)}: {reason}. Replace the "
+                "image and resume. If you remove it, the data set changes, which needs a new run."
             ) from error
 
     def _source(self, index: int) -> str:
         data = self.dataset
         while isinstance(data, Subset):
             index, data = int(data.indices[index]), data.dataset
-        samples = getattr(data, "samples", None)  # of torchvision's folders
+        samples = getattr(data, "samples", None)  # of torchvision's ImageFolder
         return str(samples[index][0]) if isinstance(samples, list) else f"item {index} of {type(data).__name__}"
 
     def subset(self, indices: Tensor, *, augment: bool = True) -> "LoadedDataset":
@@ -82,7 +82,7 @@ class LoadedDataset(Dataset[Any]):
 
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """Seed the global generators of torch, Python and NumPy within the block, and restore them afterwards."""
+    """Seed the global generators of PyTorch, Python and NumPy within the block; restore their states afterwards."""
     states = random.getstate(), np.random.get_state()  # noqa: NPY002
     random.seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002  (transforms use the global generator)
@@ -96,19 +96,19 @@ def _seeded(seed: int) -> Iterator[None]:
 
 
 def _leave_signals(worker: int) -> None:
-    """Ignore what a terminal sends to all its processes: the main one still needs batches, until it has saved."""
+    """Ignore signals that a terminal sends to all processes: the main process needs batches until it has saved."""
     for name in ("SIGINT", "SIGHUP"):
         if hasattr(signal, name):  # Windows has no SIGHUP
             signal.signal(getattr(signal, name), signal.SIG_IGN)
 
 
 class BatchLoader:
-    """Loads batches in worker processes, at most one for each core, in an order that the caller fixes."""
+    """Loads batches in worker processes, at most one per core, in the order given by the caller."""
 
     def __init__(self, dataset: LoadedDataset, *, workers: int, device: torch.device | str = "cpu") -> None:
         self.dataset, self.device = dataset, torch.device(device)
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        # The batches of the next pass; changed in place, since the workers persist from pass to pass.
+        # Batches of the next pass. Changed in place, since the DataLoader and its workers are kept between passes.
         self._items: list[Any] = []
         self._loader: DataLoader = DataLoader(
             dataset,
@@ -117,26 +117,26 @@ class BatchLoader:
             pin_memory=self.device.type == "cuda",
             persistent_workers=min(workers, cores) > 0,
             worker_init_fn=_leave_signals,
-            # Without it the loader draws the workers' seed from the global generator, whose state must not change.
+            # By default the workers' seed is drawn from the global generator, whose state must not change.
             generator=torch.Generator(),
         )
 
     def batches(self, indices: Iterable[Tensor], draws: Iterable[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield images, as loaded, and labels on the device for each row of `indices`."""
+        """Yield unnormalised images and labels on the device for each row of `indices`."""
         self._items[:] = [torch.stack(row, dim=-1).numpy() for row in zip(indices, draws, strict=True)]
         try:
             for images, labels in self._loader:
                 yield images.to(self.device, non_blocking=True), labels.to(self.device, non_blocking=True)
-        except DataError as error:  # from a worker, its last line is the message
+        except DataError as error:  # an error from a worker ends with the original message
             raise DataError(
                 str(error).strip().rpartition("\n")[2].removeprefix("softprune.errors.DataError: ")
             ) from error
 
 
 class LoaderBatches:
-    """Batches from worker processes, copied into buffers of fixed address. Its members are those of ArrayBatches.
+    """Batches from worker processes, copied into buffers at fixed addresses. Same interface as ArrayBatches.
 
-    They arrive as loaded, usually bytes, a quarter of the traffic of floats, and are normalised on the device.
+    Images are copied to the device as loaded, usually uint8, a quarter of the traffic of float32, and normalised there.
     """
 
     def __init__(self, loader: BatchLoader, sampler: EpochSampler) -> None:
@@ -160,7 +160,7 @@ class LoaderBatches:
 
 
 def keep_on_device(data: LoadedDataset, device: torch.device | str, workers: int) -> ArrayDataset:
-    """Load every image once, and keep them on the device."""
+    """Load all images once and return them as an ArrayDataset on the device."""
     images = torch.empty(len(data), *data.shape, dtype=data.dtype, device=device)
     rows, labels = torch.arange(len(data)).split(250), []
     for row, (pixels, numbers) in zip(rows, BatchLoader(data, workers=workers).batches(rows, rows), strict=True):

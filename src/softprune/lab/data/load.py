@@ -1,4 +1,4 @@
-"""The data sets by name, and the bundle of training and test images that training takes."""
+"""Load a data set by name, as a bundle of training, test and held-out images."""
 
 import copy
 import os
@@ -20,7 +20,7 @@ from softprune.lab.data.files import IMAGENET_MEAN, BatchLoader, LoadedDataset, 
 from softprune.lab.factories import call_factory, check_name
 from softprune.rng import hashed_permutation
 
-# Takes the place of a site's number in the hash; far above any of them.
+# Used in place of a site number in the hash, and far above all of them.
 _HOLDOUT = 0x686F6C64
 
 DATASETS = ("digits", "cifar10", "cifar100", "folder")
@@ -28,24 +28,24 @@ DATASETS = ("digits", "cifar10", "cifar100", "folder")
 
 @dataclass(frozen=True, kw_only=True)
 class DataBundle:
-    """A data set: its training and test images, and how the device augments those in memory."""
+    """A data set: training images, test images, and the augmentation of images in memory."""
 
     train: ArrayDataset | LoadedDataset
     test: ArrayDataset | LoadedDataset
     num_classes: int
     class_names: tuple[str, ...] = ()
     augmentation: Augmentation = field(default_factory=Augmentation)
-    """For images in memory; the others come augmented."""
+    """Augmentation of images in memory. A LoadedDataset augments its own images."""
     holdout: ArrayDataset | LoadedDataset | None = None
-    """Training images that are left out of training and evaluated after each epoch; None for the test images."""
+    """Held-out training images, on which each epoch is evaluated; if None, epochs are evaluated on the test images."""
 
     def __post_init__(self) -> None:
         for key, part in self.parts().items():
             is_cropped = key == "train" and self.augmentation.resize
             if part.shape != self.input_shape and not is_cropped:
                 raise DataError(
-                    f"All images must have one shape. Got {part.shape} for `{key}` and {self.input_shape} for `test`; "
-                    "resize them."
+                    f"All images must have the same shape. Got {part.shape} for `{key}` and {self.input_shape} for "
+                    "`test`; resize them."
                 )
             if isinstance(part, ArrayDataset):
                 smallest, largest = map(int, part.labels.aminmax())
@@ -58,16 +58,16 @@ class DataBundle:
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """(channels, height, width) of the network's input."""
+        """Shape (C, H, W) of the network's input."""
         return self.test.shape
 
     def parts(self) -> dict[str, ArrayDataset | LoadedDataset]:
-        """Return the sets of images that there are, by name."""
+        """Return the existing sets of images by name."""
         parts = {"train": self.train, "test": self.test, "holdout": self.holdout}
         return {key: part for key, part in parts.items() if part is not None}
 
     def with_holdout(self, count: int, seed: int) -> "DataBundle":
-        """Hold ``count`` training images out. Which ones depends only on ``seed`` and the number of images."""
+        """Hold out ``count`` training images. The choice depends only on ``seed`` and the number of images."""
         total = len(self.train)
         if not 0 < count < total:
             raise DataError(
@@ -86,7 +86,7 @@ class DataBundle:
         return LoaderBatches(BatchLoader(self.train, workers=workers, device=device), sampler)
 
     def example(self, batch_size: int = 2, device: torch.device | str = "cpu") -> Tensor:
-        """Return zeros of the shape of the network's input."""
+        """Return zeros with the shape of a batch of inputs, (batch_size, C, H, W)."""
         return torch.zeros(batch_size, *self.input_shape, device=device)
 
 
@@ -98,22 +98,22 @@ def load_data(
     seed: int = 0,
     **settings: Any,
 ) -> DataBundle:
-    """Return the data set `name`: one of DATASETS, or `module:factory` of your own (docs/data.md).
+    """Load the data set `name`: one of DATASETS, or your own `module:factory` (docs/data.md).
 
-    `root` is the folder with its files (./data by default), `device` that of data sets in memory, and `seed` that of
-    augmentation and of held-out images. `settings` are others of [data] in recipes, such as ``image_size``.
+    `root` is the folder with the files (./data by default for CIFAR), `device` holds data sets in memory, and `seed`
+    is for augmentation and held-out images. `settings` are further settings of [data], such as ``image_size``.
     """
     return open_data(DataConfig(name=name, dir=str(root or ""), **settings), seed, device)
 
 
 def open_data(config: DataConfig, seed: int, device: torch.device | str) -> DataBundle:
-    """Return the data set that a recipe describes."""
+    """Load the data set of a recipe."""
     name = config.name
     check_name("data.name", name, DATASETS, DataError, options=config.options)
     root = Path(config.dir).expanduser() if config.dir else None
     if (config.erasing or config.in_memory) and name not in DATASETS:
         raise DataError(
-            f"data.erasing and data.in_memory are for {', '.join(DATASETS)}. Got data.name = {name!r}; leave them out."
+            f"data.erasing and data.in_memory are for {', '.join(DATASETS)}. Got data.name = {name!r}; remove them."
         )
     if name == "digits":
         bundle = _load_digits()
@@ -139,25 +139,25 @@ def open_data(config: DataConfig, seed: int, device: torch.device | str) -> Data
     return replace(bundle, **moved)
 
 
-# Of the 1,437 training images, in units of the stored values 0 to 16.
+# Over the 1,437 training images, in units of the stored values 0 to 16.
 _DIGITS_MEAN, _DIGITS_STD = 4.8838, 6.0174
 
 
 def _load_digits() -> DataBundle:
-    """Return 1,437 training and 360 test images of 1 x 8 x 8, always split the same way."""
+    """Return 1,437 training and 360 test images (1, 8, 8), always with the same split."""
     with (
         resources.files("softprune.lab.data").joinpath("digits.npz").open("rb") as file,
         np.load(file, allow_pickle=False) as stored,
     ):
         images, labels = stored["images"], stored["labels"]
     index = np.arange(len(labels))
-    # A fifth of them, but not every fifth one, since the file repeats the ten digits in order.
+    # A fifth of the images, but not every fifth one, since the file repeats the ten digits in order.
     test = (index + index // 10) % 5 == 0
     parts = {
         key: ArrayDataset.from_arrays(images[chosen], labels[chosen], mean=_DIGITS_MEAN, std=_DIGITS_STD)
         for key, chosen in {"train": ~test, "test": test}.items()
     }
-    crops = Augmentation(pad=1)  # no flips: a mirrored 2 is no digit
+    crops = Augmentation(pad=1)  # no flips: a mirrored 2 is not a digit
     return DataBundle(**parts, num_classes=10, class_names=tuple("0123456789"), augmentation=crops)
 
 
@@ -170,7 +170,7 @@ def load_cifar(cifar: Cifar, root: Path) -> DataBundle:
 
 
 def read_image(path: str) -> Any:
-    """Return an image by these decoders alone, whatever its name says: that of EPS starts a program."""
+    """Decode an image file, with these decoders only: Pillow's EPS decoder runs an external program."""
     from PIL import Image
 
     with Image.open(path, formats=("JPEG", "PNG", "BMP", "WEBP", "PPM", "TIFF")) as image:
@@ -180,15 +180,15 @@ def read_image(path: str) -> Any:
 def _load_folder(root: Path | None, config: DataConfig, seed: int) -> DataBundle:
     """Return training and test images of a folder in the ImageNet layout.
 
-    With ``in_memory``, augmented training images are not cropped: the device does it.
+    With ``in_memory``, augmented training images are cropped later, on the device.
     """
     if root is None:
-        raise DataError("Images in files need their folder's path. Got none; pass --data-dir (`root`).")
+        raise DataError('The data set "folder" needs the path of its folder. Got none; pass --data-dir (`root`).')
     import_optional("torchvision", "data.name = folder", error=DataError)
     from torchvision.datasets.folder import IMG_EXTENSIONS, ImageFolder
     from torchvision.transforms import v2
 
-    def is_image(path: str) -> bool:  # macOS adds hidden files, "._NAME.jpg", to archives
+    def is_image(path: str) -> bool:  # archives made on macOS contain hidden files "._NAME.jpg"
         return path.lower().endswith(IMG_EXTENSIONS) and not os.path.basename(path).startswith(".")
 
     size, erasing = config.image_size, config.erasing
@@ -200,18 +200,18 @@ def _load_folder(root: Path | None, config: DataConfig, seed: int) -> DataBundle
         )
     except (OSError, ValueError) as error:  # a ValueError if the path has a NUL byte
         raise DataError(
-            f"Images in folders need {root}/train and {root}/val, each with a folder of images for each class "
+            f'The data set "folder" needs {root}/train and {root}/val, each with a folder of images per class '
             f"({', '.join(IMG_EXTENSIONS)}). Got {str(error).strip()}"
         ) from error
     if plain.classes != test.classes:
         differing = sorted(set(plain.classes) ^ set(test.classes))
         raise DataError(
-            f"{root}/train and {root}/val must have the same class folders. Got {first_few(differing)} only in one of "
-            "them; give each class images in both, or remove it."
+            f"{root}/train and {root}/val must have the same class folders. Got {first_few(differing)} in only one of "
+            "them; add images of each class to both, or remove the class."
         )
     train = plain
     if config.augment:
-        train = copy.copy(plain)  # the list of its files is long
+        train = copy.copy(plain)  # shares the list of files
         erase = [v2.RandomErasing(erasing, value=[round(value) for value in IMAGENET_MEAN])] if erasing else []
         crop = [v2.RandomResizedCrop(size), v2.RandomHorizontalFlip(), v2.PILToTensor(), *erase]
         train.transform = v2.PILToTensor() if config.in_memory else v2.Compose(crop)
@@ -226,23 +226,23 @@ def _load_folder(root: Path | None, config: DataConfig, seed: int) -> DataBundle
 
 
 def _own(name: str, data: Any, seed: int) -> DataBundle:
-    """Return what a factory has returned as a bundle: a pair of torch data sets or of ArrayDatasets, or a bundle."""
+    """Convert the result of a user's factory, (train, test) or a bundle, to a bundle."""
     if isinstance(data, DataBundle):
         return data
     if not isinstance(data, tuple | list) or len(data) != 2:  # random_split returns a list
         raise DataError(
-            "The factory of data.name must return (train, test), two data sets, or a softprune.lab.data.DataBundle. "
+            "The factory of data.name must return two data sets (train, test) or a softprune.lab.data.DataBundle. "
             f"Got a {type(data).__name__} from {name!r}."
         )
     whole = data[0]
     while isinstance(whole, Subset) and not {"classes", "num_classes", "targets"} & vars(whole).keys():
-        whole = whole.dataset  # which knows the classes
+        whole = whole.dataset  # the class names are on the full data set
     names = tuple(map(str, getattr(whole, "classes", ())))
     labels = whole.labels if isinstance(whole, ArrayDataset) else getattr(whole, "targets", ())
     count = len(names) or getattr(whole, "num_classes", 0) or (1 + int(max(labels)) if len(labels) else 0)
     if not isinstance(count, int) or count < 2:
         raise DataError(
-            f"A data set must say how many classes it has, at least 2. Got {count!r} from `classes`, `num_classes` or "
+            f"A data set must have at least 2 classes. Got {count!r} from `classes`, `num_classes` or "
             f"`targets` of {name!r}; set one of them on the training set, or return a DataBundle."
         )
     train, test = (

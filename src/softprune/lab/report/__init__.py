@@ -1,7 +1,7 @@
 """HTML reports: a self-contained page per run, and a page that compares runs.
 
-Read `pages.py` first: it says what stands on both pages. `html.py` draws tables and charts, `comparison.py` makes a row
-of the runs that differ only in their seed.
+Start with `pages.py`, which defines the content of both pages. `html.py` renders tables and charts; `comparison.py`
+averages runs that differ only in the seed.
 """
 
 from softprune.lab.report.pages import render_comparison as render_comparison

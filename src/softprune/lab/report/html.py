@@ -1,6 +1,6 @@
-"""One self-contained page: its frame, tables, and charts as plain SVG.
+"""Render a self-contained HTML page with tables and SVG charts.
 
-markupsafe escapes everything that comes from a record. The content security policy lets the page fetch nothing.
+markupsafe escapes everything that comes from a record. The content security policy blocks all network requests.
 """
 
 import math
@@ -19,11 +19,11 @@ from softprune.io import write_atomically
 Point = tuple[float, float]
 HUES = 7
 MARGIN = 0.05
-"""Room above and below the values of an axis, as a share of their range."""
+"""Margin of an axis on each side, as a share of the range of its values."""
 
 
 class Card(NamedTuple):
-    """A large number at the head of a page."""
+    """A large number at the top of a page."""
 
     title: str
     text: str
@@ -33,7 +33,7 @@ class Card(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A part of a page; one without a body is left out."""
+    """A section of a page, left out if its body is empty."""
 
     name: str
     title: str
@@ -42,17 +42,17 @@ class Part(NamedTuple):
 
 
 class Column(NamedTuple):
-    """A column of a table with a row per record."""
+    """A column of a table: its head, and how to get and format the value of a row."""
 
     label: str
     value: Callable[[Any], Any]
     text: Callable[[Any], str] = str
     kind: str = "n"
-    """The class of its cells; "spare": there is no room for it on a phone."""
+    """CSS class of its cells. Class "spare" hides the column on small screens."""
 
 
 def write_page(target: Path, *, then: str, **parts: Any) -> Path:
-    """Write a page of ``page.html``; ``then`` is the remedy if the disk is full. Its parts are named there."""
+    """Render the template ``page.html`` with ``parts`` to a file; ``then`` is the remedy if the disk is full."""
     environment = Environment(
         loader=PackageLoader(__package__, ""),
         autoescape=True,
@@ -61,27 +61,27 @@ def write_page(target: Path, *, then: str, **parts: Any) -> Path:
         trim_blocks=True,
     )
     html = environment.get_template("page.html").render(parts)
-    write_atomically(target, html.encode(errors="replace"), then=then)  # the name of a folder may be no text
+    write_atomically(target, html.encode(errors="replace"), then=then)  # folder names may not be valid Unicode
     return target
 
 
 def _shown(value: Any) -> Any:
-    """Return text with escapes for control characters, such as those that change the direction of writing."""
+    """Escape control characters in text, such as those that change the text direction."""
     return printable(value, "\n\t") if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def tag(template: str, *values: Any) -> Markup:
-    """Fill a template of HTML with values, which are escaped unless they are Markup."""
+    """Format an HTML template with values, which are escaped unless they are Markup."""
     return Markup(template).format(*map(_shown, values))
 
 
 def join(parts: Iterable[str]) -> Markup:
-    """Join pieces of HTML, and escape those that are text."""
+    """Join pieces of HTML; strings that are not Markup are escaped."""
     return Markup("").join(map(_shown, parts))
 
 
 def table(caption: str, columns: Sequence[Column], rows: Iterable[Any]) -> Markup:
-    """Return a table. The first cell of each row is its heading, and a number is also the value of its cell."""
+    """Return a table. The first cell of each row is its header, and numeric cells have a data-value attribute."""
     head = join(tag('<th scope="col" class="{}">{}</th>', each.kind, each.label) for each in columns)
     lines = join(tag("<tr>{}</tr>\n", join(_cell(each, row, each is columns[0]) for each in columns)) for row in rows)
     frame = (
@@ -98,20 +98,20 @@ def _cell(column: Column, row: Any, is_head: bool) -> Markup:
 
 
 def bar(before: float, after: float, largest: float) -> Markup:
-    """Return a bar of what was, with what is left of it."""
+    """Return a bar of the value before the cut, overlaid with the value after it."""
     rects = '<rect width="{}%" height="100%" class="was"/><rect width="{}%" height="100%" class="is"/>'
     widths = (_num(100 * value / (largest or 1)) for value in (before, after))
     return tag('<svg class="bar" aria-hidden="true">' + rects + "</svg>", *widths)
 
 
 def style_of(index: int) -> str:
-    """Return colour and dash of an experiment: seven hues, dashed from the eighth experiment on."""
+    """Return the CSS classes for colour and dash of an experiment: seven hues, dashed from the eighth on."""
     return f"g{index % HUES} dash{min(index // HUES, 2)}"
 
 
 @dataclass(frozen=True)
 class Series:
-    """A line or a cloud of points: its label, its style class, and its points (None: not measured)."""
+    """A line or a set of points, with label and CSS class. The y of a point is None if not measured."""
 
     label: str
     style: str
@@ -128,7 +128,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Axis:
-    """Maps values to percent of the drawing; ``warp`` is applied to them first."""
+    """Maps values to percent of the plot area, after applying ``warp`` (the logarithm for a log axis)."""
 
     low: float
     high: float
@@ -141,7 +141,7 @@ class Axis:
 
 
 def axis(values: Sequence[float], *, from_zero: bool = False, log: bool = False, zoom: bool = False) -> Axis:
-    """Return an axis that shows every value, or with ``zoom`` without the lowest tenth of them."""
+    """Return an axis that covers all values, or with ``zoom`` all but the lowest tenth."""
     low, high = sorted(values)[len(values) // 10] if zoom else min(values), max(values)
     if log and low > 0 and high > 20 * low:
         powers = [10.0**power for power in range(-12, 13) if low / 1.3 <= 10.0**power <= high * 1.3]
@@ -168,7 +168,7 @@ def curves(
     events: Sequence[tuple[int, str]] = (),
     **kind: bool,
 ) -> Markup:
-    """Return a chart of lines against epochs, or nothing where no value is known. The pointer reads an epoch."""
+    """Return a line chart over epochs with a tooltip per epoch; empty if no value is known."""
     lines = [line for line in lines if line.known]
     if not lines:
         return Markup()
@@ -189,7 +189,7 @@ def curves(
 
 
 def scatter(title: str, unit: str, groups: Sequence[Series], dense: Series, front: Sequence[Point]) -> Markup:
-    """Return a chart of points: those of each group with their mean, the dense networks as rings, and a front."""
+    """Return a scatter chart: points and mean of each group, dense networks as rings, and the Pareto front."""
     everything = [spot for group in (*groups, dense) for spot in group.known]
     if not any(group.known for group in groups):
         return Markup()
@@ -209,7 +209,7 @@ def scatter(title: str, unit: str, groups: Sequence[Series], dense: Series, fron
 
 
 def _plot(title: str, unit: str, legend: Iterable[Series], x: Axis, y: Axis, body: Markup, kind: str) -> Markup:
-    """Return the frame of a chart: title, legend, and a drawing whose lines stretch with the page, not its text."""
+    """Return a chart with title, legend, grid and labels. Its lines scale with the page, its text does not."""
     entry = '<li><svg viewBox="0 0 22 12" aria-hidden="true"><path d="M1 6h20" class="{}"/></svg>{}</li>'
     row = '<line x2="100%" y1="{0}%" y2="{0}%" class="grid"/><text x="-8" y="{0}%" dy="0.35em" class="end">{1}</text>'
     column = '<text x="{}%" y="100%" dy="1.6em" class="middle">{}</text>'
@@ -224,7 +224,7 @@ def _plot(title: str, unit: str, legend: Iterable[Series], x: Axis, y: Axis, bod
 
 
 def _stretched(lines: Sequence[Series], x: Axis, y: Axis) -> Markup:
-    """Return lines in a drawing of 100 x 100 that stretches to the size of the chart. A single point is a dot."""
+    """Return lines in an SVG of 100 x 100 units, stretched to the size of the chart. A single point becomes a dot."""
     paths = []
     for line in lines:
         places = [f"{_num(x(across))} {_num(100 - y(up))}" for across, up in line.known]
@@ -233,5 +233,5 @@ def _stretched(lines: Sequence[Series], x: Axis, y: Axis) -> Markup:
 
 
 def _num(value: float) -> str:
-    """Return a coordinate with at most two decimals, without trailing zeros and negative zero."""
+    """Format a coordinate with at most two decimals, without trailing zeros or a negative zero."""
     return f"{round(value, 2) + 0.0:.12g}"

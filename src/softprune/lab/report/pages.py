@@ -1,4 +1,4 @@
-"""What stands on the page of a run, and on the page that compares runs."""
+"""Content of the report page of a run, and of the page that compares runs."""
 
 import json
 import re
@@ -24,19 +24,18 @@ PRECISIONS = {"bf16": "bfloat16", "tf32": "float32 with TF32", "fp32": "float32"
 MOST_WARNINGS = 20
 _WARNING = re.compile(r"\S+ \S+ (?:WARNING|ERROR)\s+(.*)")
 _COST_LEAD = (
-    "Up and to the left is better. The dashed line joins the experiments that no other beats in both; rings are the "
-    "dense networks."
+    "Up and to the left is better. The dashed line is the Pareto front of the experiments; rings are dense networks."
 )
 _COSTS = {"macs": "MACs", "params": "Parameters", "activations": "Activations", "channels": "Channels"}
 
 
 def render_run(run_dir: Path | str, out: Path | str | None = None) -> Path:
-    """Write a self-contained HTML page about a finished run to RUN/report.html or ``out``, and return its path."""
+    """Write a self-contained HTML report of a finished run to ``out`` or RUN/report.html, and return its path."""
     run = load_run(run_dir)
     method = "trained without pruning" if run.method == "dense" else comparison.method_of(run)
     return html.write_page(
         Path(run_dir) / "report.html" if out is None else Path(out),
-        then="`softprune report` writes it, also elsewhere (--out)",
+        then="`softprune report` writes it again, also to another path (--out)",
         title=f"{_place(run.model, run.data)}, {method}",
         kicker=f"softprune report · {run.name}",
         facts={
@@ -60,13 +59,13 @@ def _place(model: str, data: str) -> str:
 
 
 def precision_of(run: Run) -> str:
-    """Return the precision of the training in words. A CPU has no TF32."""
+    """Return the name of the training precision. TF32 is float32 on a CPU."""
     setting = run.config.train.precision
     return PRECISIONS["fp32" if run.environment.device.startswith("CPU") and setting == "tf32" else setting]
 
 
 def warnings_of(run: Run) -> list[str]:
-    """Return the warnings and errors in run.log, each once, at most twenty of them."""
+    """Return the distinct warnings and errors in run.log, at most twenty."""
     log = run.path / "run.log"
     lines = read_bytes(log).decode(errors="replace").splitlines() if log.is_file() else []
     times = Counter(match[1] for line in lines if (match := _WARNING.match(line)))
@@ -142,7 +141,7 @@ def _epochs(run: Run) -> Part:
         curves("loss", losses, from_zero=True),
         curves("learning rate", [rate], log=True),
     ]
-    lead = "The accuracy of the network with its masks, and the share that they remove."
+    lead = "The accuracy of the masked network, and the share that a cut would remove."
     return Part("epochs", "Epoch by epoch", lead, join(parts))
 
 
@@ -156,16 +155,16 @@ def _target(run: Run) -> Part:
         limit = target.limit(dense)
         lead = f"At most {target.figure(limit)}{f', {share}' if target.is_share else ''}. The compact network has "
         lead += f"{text.count(reached)}, {text.percent(100 * reached / limit)} of the limit. "
-    else:  # what records do not count, such as the latency
+    else:  # metrics that records do not contain, such as the latency
         limit_text = f"{share}'s {target.key}" if target.is_share else target.figure(target.amount)
         lead = f"At most {limit_text}. "
     if run.finalised_step is not None:
-        lead += f"The removed channels were finalised at step {text.count(run.finalised_step)}."
+        lead += f"The removed channels became final at step {text.count(run.finalised_step)}."
     lines = [
         _line(run, "a cut", "s-macs", lambda row: None if row.margin is None else 100 * (1 - row.margin)),
         _line(run, "limit", "s-dense", lambda row: None if row.margin is None else 100.0),
     ]
-    return Part("target", "The target", lead, curves("what a cut would leave, % of the limit", lines))
+    return Part("target", "The target", lead, curves("cost after a cut, % of the limit", lines))
 
 
 def _widths(run: Run) -> Part:
@@ -182,7 +181,7 @@ def _modules(run: Run) -> Part:
 
 
 def _bars(caption: str, rows: Sequence[tuple[str, str, int, int]]) -> Markup:
-    """Return a table of names, kinds, and what was before and after."""
+    """Return a table of layers from rows (name, kind, value before, value after)."""
     if not rows:
         return Markup()
     largest = max(max(before, after) for _, _, before, after in rows)
@@ -209,9 +208,9 @@ def _reproduce(run: Run) -> Part:
 
 
 def render_comparison(run_dirs: Sequence[Path | str], out: Path | str) -> Path:
-    """Write a self-contained HTML page that compares finished runs, and return its path.
+    """Write a self-contained HTML page that compares finished runs to ``out``, and return its path.
 
-    Runs whose configurations differ only in the seed are one experiment, shown with mean and spread.
+    Runs that differ only in the seed form one experiment, shown with mean and spread.
     """
     rows, repeats = comparison.compare_runs([load_run(folder) for folder in run_dirs])
     runs = [run for row in rows for run in row.runs]
@@ -246,7 +245,7 @@ def _summary(rows: Sequence[comparison.Row]) -> Part:
 
 
 def _scatters(rows: Sequence[comparison.Row]) -> Iterator[Markup]:
-    """Yield accuracy against MACs and against measured time."""
+    """Yield charts of accuracy against MACs and against latency."""
     costs: dict[str, Callable[[Run], tuple[float, float] | None]] = {
         "million MACs": lambda run: (run.dense.macs / 1e6, run.compact.macs / 1e6),
         "ms": lambda run: run.latencies,

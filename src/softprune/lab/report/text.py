@@ -1,4 +1,4 @@
-"""Numbers and names as pages and the terminal write them: few digits, a unit, a dash for what is unknown."""
+"""Format numbers and names for pages and the terminal. Unknown values (None) become a dash."""
 
 import re
 
@@ -8,12 +8,12 @@ _FAMILIES = {"vgg": "VGG", "resnet": "ResNet", "densenet": "DenseNet", "cifar": 
 
 
 def count(value: float | None) -> str:
-    """Return ``313201664`` as ``313,201,664``."""
+    """Format ``313201664`` as ``313,201,664``."""
     return UNKNOWN if value is None else f"{value:,.0f}"
 
 
 def short(value: float | None) -> str:
-    """Return ``313201664`` as ``313 M``: three significant digits and a prefix."""
+    """Format ``313201664`` as ``313 M``: three significant digits and an SI prefix."""
     if value is None:
         return UNKNOWN
     for size, prefix in _PREFIXES:
@@ -25,31 +25,31 @@ def short(value: float | None) -> str:
 
 
 def file_size(value: float | None) -> str:
-    """Return bytes in decimal units."""
+    """Format a number of bytes in decimal units (kB, MB)."""
     return UNKNOWN if value is None else f"{short(value)}B"
 
 
 def milliseconds(value: float | None) -> str:
-    """Return a latency with three significant digits."""
+    """Format a latency in milliseconds with three significant digits."""
     return UNKNOWN if value is None else f"{value:.3g} ms"
 
 
 def cut(before: float | None, after: float | None) -> float | None:
-    """Return the removed share in percent, or None where a count is unknown or there was nothing to remove."""
+    """Return the removed share in percent; None if a count is unknown or ``before`` is not positive."""
     return None if before is None or after is None or before <= 0 else 100.0 * (1.0 - after / before)
 
 
 def fixed(value: float | None, digits: int = 2) -> str:
-    """Return a number with ``digits`` decimals and no negative zero."""
+    """Format a number with ``digits`` decimals, without a negative zero."""
     return UNKNOWN if value is None else f"{round(value, digits) + 0.0:.{digits}f}"
 
 
 def percent(value: float | None, digits: int = 1) -> str:
-    """Return a percentage with its sign."""
+    """Format a percentage with a percent sign."""
     return UNKNOWN if value is None else f"{fixed(value, digits)}%"
 
 
 def known_as(key: str) -> str:
-    """Return a network or data set as papers write it: ``resnet164`` as ResNet-164. Other names stay."""
+    """Return the name of a network or data set as in papers: ``resnet164`` becomes ResNet-164. Others are unchanged."""
     match = re.fullmatch(rf"({'|'.join(_FAMILIES)})_?(\d+)", key)
     return f"{_FAMILIES[match[1]]}-{match[2]}" if match else key

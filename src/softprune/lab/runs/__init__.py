@@ -1,1 +1,1 @@
-"""A run on disk. Read `folder.py` first, its files, and `result.py`, the records in them."""
+"""Runs on disk. Start with `folder.py` (the files of a run) and `result.py` (the records in them)."""

@@ -1,7 +1,7 @@
-"""Checkpoints: one file each with a checksum, written atomically, the previous one kept.
+"""Checkpoints: a single file with a checksum, written atomically. The previous checkpoint is kept.
 
-A file is what ``torch.save`` writes, with a checksum as the comment of its ZIP archive. It holds tensors and plain
-Python values only, so that ``torch.load(path, weights_only=True)`` opens it.
+The file is written by ``torch.save``, with a checksum as the comment of its ZIP archive. It holds only tensors and
+plain Python values, so ``torch.load(path, weights_only=True)`` can open it.
 """
 
 import hashlib
@@ -27,17 +27,17 @@ _SUFFIX = ".ckpt"
 
 
 class _DamagedError(CheckpointError):
-    """The file is not complete."""
+    """Raised for an incomplete or damaged file."""
 
 
 def checkpoints_in(folder: Path) -> list[Path]:
-    """Return the checkpoint files, unread, the newest first."""
-    # Steps are zero-padded, so that names sort as numbers do.
+    """Return the paths of the checkpoints, newest first."""
+    # Steps are zero-padded, so names sort in numerical order.
     return sorted(folder.glob(f"step-*{_SUFFIX}"), reverse=True)
 
 
 def save_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> Path:
-    """Write ``state`` as the checkpoint of ``step`` and delete all but it and the one before."""
+    """Write ``state`` as the checkpoint of ``step``, and delete all but the two newest checkpoints."""
     buffer = io.BytesIO()
     torch.save(state, buffer)
     archive = buffer.getvalue()[:-2]
@@ -49,73 +49,73 @@ def save_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> Path:
 
 
 def _ending(archive: bytes | memoryview) -> bytes:
-    """Return how a checkpoint ends: the length of its ZIP archive's comment, two bytes, and the comment."""
+    """Return the last bytes of a checkpoint: the length of the ZIP archive's comment (2 bytes) and the comment."""
     digest = hashlib.sha256(archive)
-    digest.update(b"\0\0")  # the length of no comment, as torch.save writes it
+    digest.update(b"\0\0")  # torch.save writes an empty comment, of length 0
     comment = b"softprune checkpoint %d sha256 %s" % (_VERSION, digest.hexdigest().encode())
     return len(comment).to_bytes(2, "little") + comment
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """Return the state in a checkpoint file, on the CPU, or raise a CheckpointError that says what is wrong."""
+    """Return the state in a checkpoint file, with tensors on the CPU; raise a CheckpointError if it is not valid."""
     content = read_bytes(path, LARGEST_NETWORK)
     comment = _COMMENT.search(content[-128:])
     if comment is None:
-        raise _DamagedError(f"A checkpoint must end with its checksum. Got a damaged or another file at {path}.")
+        raise _DamagedError(f"A checkpoint must end with its checksum. Got none: {path} is damaged or another file.")
     if int(comment[1]) != _VERSION:
         raise CheckpointError(
-            f"This softprune reads checkpoints of version {_VERSION}. Got version {int(comment[1])} at {path}. Nothing "
-            "was changed; resume with the softprune that wrote it."
+            f"This softprune reads checkpoints of format version {_VERSION}. Got version {int(comment[1])} in {path}. "
+            "The file is unchanged; resume with the softprune that wrote it."
         )
     length = len(content) - len(comment[0]) - 2
     if content[length:] != _ending(memoryview(content)[:length]):
-        raise _DamagedError(f"A checkpoint must match its checksum. Got a damaged file at {path}.")
+        raise _DamagedError(f"A checkpoint must match its checksum. Got a damaged file, {path}.")
     try:
         state = load_tensors(content)
         if not isinstance(state, dict):
             raise TypeError(f"a {type(state).__name__}")
-    except Exception as error:  # what torch.load refuses has no common class
+    except Exception as error:  # torch.load raises many kinds of errors, without a common class
         raise _DamagedError(
-            f"A checkpoint must hold tensors and plain values. Got {first_line(error)} at {path}."
+            f"A checkpoint must hold tensors and plain values. Got {first_line(error)} in {path}."
         ) from error
     return state
 
 
 def load_tensors(content: bytes) -> Any:
-    """Return what ``torch.save`` wrote, on the CPU, without running code. Raise nearly anything for other bytes."""
+    """Load the output of ``torch.save`` to the CPU without running code. Other bytes may raise any exception."""
     return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
 
 
 def read_newest(folder: Path) -> tuple[Path, dict[str, Any]]:
-    """Return the newest complete checkpoint of ``folder``; damaged newer ones are skipped with a warning.
+    """Return path and state of the newest valid checkpoint in ``folder``; skip damaged ones with a warning.
 
-    A checkpoint that cannot be opened, or of another version, is an error: it may be complete, and the training since
-    the one before it would be lost.
+    A checkpoint that cannot be opened, or has another version, is not skipped: it may be valid, and the training since
+    the previous checkpoint would be lost. It raises an error.
     """
     paths = checkpoints_in(folder)
     for path in paths:
         try:
             return path, read_checkpoint(path)
         except _DamagedError as error:
-            logger.warning("softprune: %s Reading the checkpoint before it.", error)
+            logger.warning("softprune: %s Trying the previous checkpoint.", error)
         except (CheckpointError, FileFormatError):
             if path.exists():
                 raise
-            # The process that trains the run has deleted it in the meantime.
+            # The training process has deleted it in the meantime.
     raise CheckpointError(
-        f"The network of a run is in its checkpoints. Got {len(paths) or 'none'} in {folder}, and no complete one. "
-        f"Restore a copy of one, or train from the beginning with `{RunFolder(folder.parent).resume_command}`."
+        f"A run needs a valid checkpoint. Got {len(paths) or 'none'} in {folder}, and no valid one. "
+        f"Restore a checkpoint from a backup, or train from the start with `{RunFolder(folder.parent).resume_command}`."
     )
 
 
 def random_state(device: torch.device) -> dict[str, Any]:
-    """Return the state of the generators that a network or a loader may draw from: PyTorch, Python, NumPy."""
+    """Return the states of the global random generators of PyTorch, Python and NumPy."""
     numpy: Any = np.random.get_state()  # noqa: NPY002
     _, key, *rest = numpy
     state: dict[str, Any] = {
         "torch": torch.get_rng_state(),
         "python": random.getstate(),
-        "numpy": [torch.from_numpy(key.astype(np.int64)), *rest],  # a checkpoint holds no uint32
+        "numpy": [torch.from_numpy(key.astype(np.int64)), *rest],  # checkpoints cannot hold uint32
     }
     if device.type == "cuda":
         state["cuda"] = torch.cuda.get_rng_state(device)
@@ -123,7 +123,7 @@ def random_state(device: torch.device) -> dict[str, Any]:
 
 
 def set_random_state(state: dict[str, Any], device: torch.device) -> None:
-    """Set the generators to what :func:`random_state` returned."""
+    """Restore the result of :func:`random_state`."""
     torch.set_rng_state(state["torch"])
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))

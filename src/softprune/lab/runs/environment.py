@@ -1,4 +1,4 @@
-"""The environment of a run: versions, device, source revision and command line."""
+"""Record the environment of a run: versions, device, git revision and command line."""
 
 import os
 import platform
@@ -16,7 +16,7 @@ from softprune.lab.runs.result import Environment, Revision
 
 
 def describe_environment(device: torch.device, world_size: int = 1) -> Environment:
-    """Return versions, device and source revision."""
+    """Return versions, device and git revision."""
     on_cuda = device.type == "cuda"
     name = torch.cuda.get_device_name(device) if on_cuda else f"CPU ({_processor()}, {os.cpu_count()} cores)"
     return Environment(
@@ -35,10 +35,10 @@ def describe_environment(device: torch.device, world_size: int = 1) -> Environme
 
 
 def command_line() -> str:
-    """Return the command that this process was started with, ready to paste into a shell."""
+    """Return the command line of this process, quoted for a shell."""
     program = Path(sys.argv[0]).name
     command = shlex.join(["softprune" if program in ("__main__.py", "softprune") else program, *sys.argv[1:]])
-    return printable(command)  # an argument may have bytes that no record can hold
+    return printable(command)  # arguments may contain bytes that JSON cannot represent
 
 
 def _processor() -> str:
@@ -52,7 +52,7 @@ def _processor() -> str:
 
 
 def _revision() -> Revision | None:
-    """Return the commit of the checkout that softprune runs from; None outside git."""
+    """Return the git commit of the checkout that softprune is imported from; None outside git."""
     folder = Path(softprune.__file__).parent
     if "site-packages" in folder.parts:
         return None

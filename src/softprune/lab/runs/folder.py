@@ -1,4 +1,4 @@
-"""The folder of a run: its files, how each is written and read, and a run as reports and comparisons read it."""
+"""The folder of a run: paths of its files, and how each file is written and read."""
 
 import contextlib
 import os
@@ -21,11 +21,11 @@ _THEN = "resume the run"
 
 
 class BusyError(CheckpointError):
-    """Another process writes the run."""
+    """Raised if another process is training the run."""
 
 
 class RunFolder:
-    """The paths of a run, and how each file in it is written and read."""
+    """Paths of a run's files, and methods that write and read them."""
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
@@ -42,9 +42,9 @@ class RunFolder:
     @property
     def resume_command(self) -> str:
         command = ["softprune", "resume", str(self.path)]
-        with contextlib.suppress(SoftpruneError, OSError):  # a damaged config.toml must not hide the first error
+        with contextlib.suppress(SoftpruneError, OSError):  # a damaged config.toml must not hide the original error
             config = self.read_config()
-            # A command imports code that a run names only if the command names it too.
+            # `resume` imports user code named in config.toml only if the command names it too.
             for key in ("model", "data", "method"):
                 name = config.setting(f"{key}.name")
                 command += [f"--{key}", name] if is_factory_name(name) else []
@@ -52,7 +52,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path | str, config: RunConfig) -> "RunFolder":
-        """Make the folder of a new run and write its configuration."""
+        """Create the folder of a new run and write its configuration."""
         folder = cls(path)
         folder.check_new()
         try:
@@ -61,33 +61,31 @@ class RunFolder:
                 file.write(dump_config(config).encode())
         except OSError as error:
             raise ConfigError(
-                f"A new run must have a folder that can be made and written to. Got {path}: {error.strerror or error}. "
-                "Name another folder with --out."
+                f"The folder of a new run must be writable. Got {path}: {error.strerror or error}. Choose another "
+                "folder with --out."
             ) from error
         return folder
 
     def check_new(self) -> None:
-        """Raise a ConfigError if the folder holds a run already."""
+        """Raise a ConfigError if the folder already contains a run."""
         if os.path.lexists(self.config):
             raise ConfigError(
-                f"A new run must have its own folder. Got {self.path}, which holds a run already. Resume it "
-                f"(`{self.resume_command}`), or name another folder with --out."
+                f"A new run must have its own folder. Got {self.path}, which already contains a run. Resume it "
+                f"(`{self.resume_command}`), or choose another folder with --out."
             )
 
     @classmethod
     def open(cls, path: Path | str) -> "RunFolder":
         folder = cls(path)
         if not folder.config.is_file():
-            raise ConfigError(
-                f"A run must be a folder that `softprune train` made, with a config.toml in it. Got {path}."
-            )
+            raise ConfigError(f"A run must be a folder created by `softprune train`, with a config.toml. Got {path}.")
         return folder
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Be the only process that writes the run, and remove the temporary files of a killed one.
+        """Lock the run for writing, and remove temporary files left by a killed process.
 
-        The kernel releases the lock when the process ends, however it ends. Reading needs no lock.
+        The kernel releases the lock when the process ends, even if it is killed. Reading does not need the lock.
         """
         lock = FileLock(self.lock_file)
         try:
@@ -113,30 +111,30 @@ class RunFolder:
         return read_config(self.config)
 
     def write_metrics(self, rows: Sequence[Epoch]) -> None:
-        """Write metrics.jsonl, which is whole at any time, with a line for each epoch so far."""
+        """Write metrics.jsonl atomically, with one line per finished epoch."""
         write_atomically(self.metrics, "".join(row.model_dump_json() + "\n" for row in rows).encode(), then=_THEN)
 
     def write_result(self, result: Result) -> None:
         write_atomically(self.result, result.to_json().encode(), then=_THEN)
 
     def read_result(self) -> Result:
-        """Return the content of result.json, or raise an error that says why there is none."""
+        """Return the content of result.json; raise a ConfigError if the run is not finished."""
         if not self.result.exists():
             raise ConfigError(
                 f"A finished run must have a result.json. Got none at {self.result}. If the run was stopped, "
                 f"`{self.resume_command}` finishes it."
             )
         remedy = (
-            "If a newer softprune wrote it, read it with that one. Otherwise delete it, and "
-            f"`{self.resume_command}` writes it again from the last checkpoint."
+            "If a newer version of softprune wrote it, use that version. Otherwise delete the file and run "
+            f"`{self.resume_command}`, which writes it again from the last checkpoint."
         )
         return parse(read_bytes(self.result), str(self.result), remedy)
 
 
 def check_folder_name(name: Any, key: str = "name") -> str:
-    """Return ``name`` if it can be the name of a folder, or raise a ConfigError that names ``key``."""
+    """Return ``name`` if it is a valid folder name; otherwise raise a ConfigError that mentions ``key``."""
     if not isinstance(name, str) or name in ("", ".", "..") or "/" in name or "\0" in name:
-        raise ConfigError(f"{key} must be usable as the name of a folder. Got {name!r}; use --out for the path.")
+        raise ConfigError(f"{key} must be a valid folder name. Got {name!r}; use --out for a path.")
     return name
 
 

@@ -1,4 +1,4 @@
-"""The network of a run: from the registry or the user's own module, with fresh or given weights."""
+"""Build the network of a run, from the registry or from user code, and load weights into it."""
 
 import copy
 import inspect
@@ -25,11 +25,11 @@ from softprune.log import get_logger
 logger = get_logger(__name__)
 
 _STATE_KEYS = ("state_dict", "model", "model_state")
-"""Under one of these a file may hold the state_dict."""
+"""Keys under which a file may store the state_dict."""
 
 
 def build_network(name: str, num_classes: int, options: Mapping[str, Any] | None = None) -> nn.Module:
-    """Build the network that ``name`` means: a registry name, or ``module:factory``, which is called with options."""
+    """Build the network ``name``: a registry name, or ``module:factory``, which is called with ``options``."""
     check_name("model.name", name, models.REGISTRY, options=options)
     if ":" not in name:
         return models.build(name, num_classes)
@@ -37,25 +37,25 @@ def build_network(name: str, num_classes: int, options: Mapping[str, Any] | None
 
 
 def named_config(folder: RunFolder, **names: str) -> RunConfig:
-    """Return the configuration of a run, if the command names what code of the user's own it names.
+    """Return the configuration of a run, after checking that the user allows its user-defined code.
 
-    The folder of a run is data. A ``module:factory`` in its config.toml is code of whoever wrote it, and is imported
-    only if the user names it too. ``names`` are what the command names as model, data and method, where it needs them.
+    A run's folder may come from someone else, and importing a ``module:factory`` of its config.toml runs code. It is
+    therefore imported only if the command names it too. ``names`` are the command's --model, --data and --method.
     """
     config = folder.read_config()
     for key, given in names.items():
         own = config.setting(f"{key}.name")
         if given != own and (given or is_factory_name(own)):
             raise ConfigError(
-                "A run is used with its own network, data and method, and code that its config.toml names is imported "
+                "A run is used with its own network, data and method, and code named in its config.toml is imported "
                 f"only if the command names it too. Got {key}.name = {own!r} in {folder.config} and {given!r} in the "
-                f"command; if you trust it, add `--{key} {own}`."
+                f"command; if you trust this code, add `--{key} {own}`."
             )
     return config
 
 
 def check_outputs(network: nn.Module, data: DataBundle, what: str, remedy: str) -> None:
-    """Raise a ConfigError unless the network maps images of the data set to one number per class, in both modes."""
+    """Raise a ConfigError unless the network maps images to one output per class, in training and eval mode."""
     example = data.example(2, next(network.parameters(), torch.empty(0)).device)
     for training in (False, True):
         try:
@@ -63,22 +63,22 @@ def check_outputs(network: nn.Module, data: DataBundle, what: str, remedy: str) 
                 found = copy.deepcopy(network).train(training)(example)
         except Exception as error:
             raise ConfigError(
-                f"{what} must accept the images of the data set, of shape {'x'.join(map(str, data.input_shape))}. Got "
+                f"{what} must accept the images of the data set ({'x'.join(map(str, data.input_shape))}). Got "
                 f"{type(error).__name__}: {error}; {remedy}."
             ) from error
         shape = tuple(found.shape) if isinstance(found, Tensor) else None
         if shape != (2, data.num_classes):
             raise ConfigError(
-                f"{what} must return one number per class, a tensor of shape (batch, {data.num_classes}), without "
-                f"auxiliary heads. Got {shape or type(found).__name__} for 2 images in "
-                f"{'training' if training else 'evaluation'}; {remedy}."
+                f"{what} must return a tensor (batch, {data.num_classes}), one output per class, without auxiliary "
+                f"heads. Got {shape or type(found).__name__} for 2 images in "
+                f"{'training' if training else 'eval'} mode; {remedy}."
             )
 
 
 def starting_network(config: ModelConfig, num_classes: int, seed: int) -> tuple[nn.Module, bool]:
-    """Build the network that a run starts from; return it and whether all of it is trained.
+    """Build the initial network of a run; return it and whether all of its weights are trained.
 
-    The weights of the run's own baseline do not exist before it is trained: the network is then initialised at random.
+    With ``weights = "baseline"`` the network is initialised at random, since the baseline is not yet trained.
     """
     torch.manual_seed(seed)
     network = build_network(config.name, num_classes, config.options)
@@ -86,15 +86,15 @@ def starting_network(config: ModelConfig, num_classes: int, seed: int) -> tuple[
         path = Path(config.weights).expanduser()
         return network, load_weights(network, read_weights(path), str(path), num_classes)
     if config.pretrained:
-        source = f"the trained weights of {config.name}"
+        source = f"the pretrained weights of {config.name}"
         return network, load_weights(network, _pretrained_weights(config), source, num_classes)
     return network, False
 
 
 def _pretrained_weights(config: ModelConfig) -> dict[str, Tensor]:
-    """Return the trained weights that a factory of torchvision or timm provides, with its own classifier."""
+    """Return the pretrained weights of a torchvision or timm factory, including its original classifier."""
     keywords = inspect.signature(import_factory(config.name, "model.name")).parameters if ":" in config.name else {}
-    # timm's factories take both names in **kwargs, but declare only their own.
+    # timm's factories accept both names through **kwargs, but declare only `pretrained`.
     if "pretrained" in keywords:
         trained: dict[str, Any] = {"pretrained": True}
     elif "weights" in keywords:
@@ -112,14 +112,14 @@ def _pretrained_weights(config: ModelConfig) -> dict[str, Tensor]:
 
 
 def load_weights(network: nn.Module, state: Mapping[str, Tensor], source: str, num_classes: int) -> bool:
-    """Copy weights into ``network``; return whether all of them fit.
+    """Copy weights into ``network``; return whether all of them match.
 
-    A classifier for other classes keeps its random start, with a warning. Anything else that does not fit is an error.
-    ``source`` says where ``state`` is from, for messages.
+    If only the number of classes differs, the classifier keeps its random weights and a warning is logged. Any other
+    mismatch raises a FileFormatError. ``source`` is the origin of ``state``, for messages.
     """
     expected = network.state_dict()
     heads = [f"{name}." for name, module in network.named_modules() if isinstance(module, nn.Linear | nn.Conv2d)]
-    # A classifier for other classes differs in its first dimension alone.
+    # A classifier for another number of classes differs in the first dimension only.
     head = [
         name
         for name, own in expected.items()
@@ -130,24 +130,24 @@ def load_weights(network: nn.Module, state: Mapping[str, Tensor], source: str, n
         network.load_state_dict({**state, **{name: expected[name] for name in head}})
     except RuntimeError as error:
         raise FileFormatError(
-            f"The weights must be those of a {type(network).__name__} like this one. Got {source}: {error}. Check "
-            "model.name and the number of classes; for a compact network, use `softprune.load` in Python."
+            f"The weights must match the network, a {type(network).__name__}. Got {source}: {error}. Check model.name "
+            "and the number of classes; for a compact network, use `softprune.load` in Python."
         ) from error
     if head:
         logger.warning(
-            "softprune: %s has a classifier for %d classes instead of %d: not loaded, and initialised at random: %s",
+            "softprune: %s has a classifier for %d classes instead of %d, so these are initialised at random: %s",
             *(source, len(state[head[0]]), num_classes, ", ".join(head)),
         )
     return not head
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """Read a state_dict from a file or from the newest checkpoint of a run."""
+    """Read a state_dict from a file, or from the newest checkpoint of a run."""
     if path.is_dir():
         state = read_newest(RunFolder.open(path).checkpoints)[1]
         if state["history"]["cuts"]:
             raise FileFormatError(
-                f"model.weights must be of a dense network. Got the run {path}, whose network was cut in training."
+                f"model.weights must be those of a dense network. Got the run {path}, whose network has been cut."
             )
         return state["model"]
     raw = read_bytes(path, LARGEST_NETWORK)
@@ -157,10 +157,10 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         if not all(isinstance(value, Tensor) for value in content.values()):
             raise TypeError("other values than tensors")
         return {name.removeprefix("module."): value for name, value in content.items()}
-    except Exception as error:  # what torch.load refuses has no common class
+    except Exception as error:  # torch.load raises many kinds of errors, without a common class
         raise FileFormatError(
-            "model.weights must be a .safetensors file, a PyTorch file with a state_dict (alone, or as "
-            f"{', '.join(map(repr, _STATE_KEYS))} in a dictionary), or the folder of a run. Got {path}: "
+            "model.weights must be a .safetensors file, a PyTorch file with a state_dict (alone, or in a dictionary as "
+            f"{', '.join(map(repr, _STATE_KEYS))}), or the folder of a run. Got {path}: "
             f"{first_line(error)}. Save model.state_dict() instead."
         ) from error
 
@@ -169,7 +169,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
 
 class OpenedNetwork(NamedTuple):
-    """A compact network, its file, the dense network it was cut from (with fresh weights), and one random image."""
+    """A compact network and its file, the dense network (with random weights), and a batch of one random image."""
 
     path: Path
     dense: nn.Module
@@ -178,10 +178,10 @@ class OpenedNetwork(NamedTuple):
 
 
 def open_compact(path: Path, model: str = "", shape: tuple[int, ...] = ()) -> OpenedNetwork:
-    """Open the compact network of a run, or a saved one. The data set is not needed.
+    """Open the compact network of a run or of a file. The data set is not needed.
 
-    The dense network is ``model``, or else the one that the configuration of the file's run names, or else the origin
-    noted in the file.
+    The definition of the dense network is that of the run's configuration, if the file belongs to a run. Otherwise it
+    is ``model``, or the built-in network that the file names as its origin.
     """
     run = next((run for run in (RunFolder(path), RunFolder(path.parent)) if run.config.is_file()), None)
     compact = run.compact if run is not None and run.path == path else saved_path(path)
@@ -189,16 +189,16 @@ def open_compact(path: Path, model: str = "", shape: tuple[int, ...] = ()) -> Op
     if not compact.is_file():
         raise ConfigError(
             "The argument must be the folder of a finished run (with compact.safetensors) or the .safetensors file of "
-            f"a compact network. Got {path}. `softprune compact` cuts the network of an unfinished run; a dense run "
-            "has none."
+            f"a compact network. Got {path}. For an unfinished run, `softprune compact` writes it; a dense run has no "
+            "compact network."
         )
     origin = read_origin(compact)
-    # A module:factory is code of whoever wrote the file, and runs only when the user names it.
+    # The file may come from someone else: import a module:factory only if the user names it.
     known = origin.model if origin is not None and origin.model in models.REGISTRY else ""
     name = config.model.name if config is not None else model or known
     if not name:
         raise ConfigError(
-            "A compact network outside its run needs --model, unless it was cut from one of softprune's own networks. "
+            "A compact network outside the folder of its run needs --model, unless it was cut from a built-in network. "
             f"Got {path} without --model."
         )
     if not shape and origin is not None and origin.model == name:
@@ -209,25 +209,25 @@ def open_compact(path: Path, model: str = "", shape: tuple[int, ...] = ()) -> Op
 
 
 def image_shape(name: str, given: tuple[int, ...] = ()) -> tuple[int, ...]:
-    """Return the shape of an image for a network: what is ``given``, or what the registry knows."""
+    """Return the shape (C, H, W) of a network's input: ``given``, or else that in the registry."""
     if not given and name not in models.REGISTRY:
         raise ConfigError(
-            f"A network of your own needs the shape of an image, such as --input 3x224x224. Got {name!r} without it."
+            f"A network that is not built in needs --input, such as --input 3x224x224. Got {name!r} without it."
         )
     return given or models.REGISTRY[name].input_shape
 
 
 def _definition(name: str, compact: Path, options: Mapping[str, Any]) -> nn.Module:
-    """Build the dense network of a saved one, with the number of classes for which all shapes match."""
+    """Build the dense network of a saved compact one, trying numbers of classes until all shapes match."""
     plan = read_plans(compact)[0]
-    # One of the first dimensions is that of the classifier, mostly the last one.
+    # The number of classes is the first dimension of the classifier, usually the last tensor.
     lengths = [shape[0] for shape in plan.dense.values() if shape]
     for classes in dict.fromkeys(reversed(lengths)):
-        with torch.device("meta"):  # which allocates no memory
+        with torch.device("meta"):  # without allocating memory
             shapes = model_shapes(build_network(name, classes, options))
         if shapes == plan.dense:
             return build_network(name, classes, options)
     raise FileFormatError(
         f"The network must be the one that was pruned, a {plan.model}. Got {name!r}, whose shapes do not match "
-        "the plan for any number of classes."
+        "the plan with any number of classes."
     )

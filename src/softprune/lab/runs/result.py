@@ -1,7 +1,6 @@
-"""The records of a run: result.json and the lines of metrics.jsonl. Imports no PyTorch.
+"""The records of a run: result.json and the lines of metrics.jsonl. Does not import PyTorch.
 
-Training makes these models and writes them; reports, comparisons and benchmarks read them. A file that is damaged,
-edited or of another version ends in a FileFormatError that names the file and the field.
+A file that is damaged, edited or of another version raises a FileFormatError that names the file and the field.
 """
 
 import json
@@ -21,77 +20,77 @@ Count = Annotated[int, Ge(0), Lt(2**63)]
 Number = Annotated[
     float | None, BeforeValidator(lambda value: value if not isinstance(value, float) or math.isfinite(value) else None)
 ]
-"""A loss that diverged is unknown: JSON has no NaN."""
+"""A number, or None for a value that was not measured or is not finite (JSON has no NaN)."""
 
 
 class Record(BaseModel):
-    """Base of all records: immutable, without unknown fields, with finite numbers."""
+    """Base class of all records: immutable, without unknown fields, with finite numbers."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Totals(Record):
-    """Cost of a network. Older records also have it as the paper's authors count, ``paper_*``."""
+    """Cost of a network. Older records also have ``paper_*``, counted like the authors of the paper."""
 
     channels: Count
     params: Count
     macs: Count
     activations: Count | None = None
-    """None in older records, and after an epoch: only whole networks are counted."""
+    """None in older records and after an epoch, since activations are counted for whole networks only."""
     paper_channels: Count | None = None
     paper_params: Count | None = None
     paper_flops: Count | None = None
 
     @property
     def flops(self) -> int:
-        """Two per multiply-accumulate."""
+        """Two FLOPs per MAC."""
         return 2 * self.macs
 
 
 def totals_of(counted: Any) -> Totals:
-    """Return the cost alone, of what :func:`softprune.cost` counted or of a record that has more than it."""
+    """Convert a :class:`softprune.Cost`, or any record with its attributes, to Totals."""
     values: Any = {name: getattr(counted, name, None) for name in Totals.model_fields}
     return Totals(**values)
 
 
 class AfterEpoch(Totals):
-    """The masked network after an epoch, which is counted from zero."""
+    """Cost of what the masks keep after epoch ``epoch``, counted from zero."""
 
     epoch: Count
 
     @property
     def number(self) -> int:
-        """The epoch as pages and the console count, from one."""
+        """The epoch counted from one, as in reports and on the console."""
         return self.epoch + 1
 
 
 class Epoch(AfterEpoch):
-    """One line of metrics.jsonl: an epoch, and the cost of what the masks keep after it."""
+    """One line of metrics.jsonl: the numbers of an epoch."""
 
     step: Count
-    """Optimizer steps of the run until the end of the epoch."""
+    """Number of optimizer steps of the run until the end of the epoch."""
     phase: Literal["train", "finetune"] = "train"
     decided: bool = True
-    """Whether the method had decided which channels to remove."""
+    """Whether the method has decided which channels to remove."""
     lr: float
     strength: Number = None
     margin: Number = None
-    """With a target: the share of the limit that a cut would leave unused; negative while it is exceeded."""
+    """With a target: the share of the limit that a cut would leave unused; negative while the target is exceeded."""
     train_loss: Number
-    """Mean cross-entropy, without what the method adds."""
+    """Mean training loss, without the penalty of the method."""
     penalty: Number = None
-    """Mean of what the method adds to the loss; None for a method that adds nothing."""
+    """Mean penalty that the method adds to the loss; None if it adds none."""
     train_top1: float
     test_loss: Number = None
     test_top1: Number = None
-    """Accuracies are in percent; None for an epoch that was not evaluated."""
+    """In percent, like all accuracies; None for an epoch that was not evaluated."""
     test_top5: Number = None
     seconds: float
     images_per_second: float
 
 
 class Pruned(Record):
-    """What the last cut decided, and the accuracy of the masked network before it."""
+    """Cost after the cut, and accuracy of the masked network before it."""
 
     kept: Totals
     top1: Number
@@ -100,7 +99,7 @@ class Pruned(Record):
 
 
 class Moment(AfterEpoch):
-    """The best epoch, or the last."""
+    """Cost and accuracy of the best or the last epoch."""
 
     top1: float
     top5: Number
@@ -112,9 +111,10 @@ class Moment(AfterEpoch):
 
 
 def best_epoch(rows: Sequence[Epoch]) -> Epoch | None:
-    """Return the tested epoch of the final network with the highest accuracy; None if there is none.
+    """Return the evaluated epoch with the highest accuracy; None if no epoch was evaluated.
 
-    Not counted are epochs before the network was cut or fine-tuned, and with a target those before it was met.
+    Only epochs of the last phase count, after the method has decided. With a target, those that meet it; if none does,
+    return the last one.
     """
     final = [row for row in rows if row.test_top1 is not None and row.phase == rows[-1].phase and row.decided]
     met = [row for row in final if row.margin is None or row.margin >= 0] or final[-1:]
@@ -122,7 +122,7 @@ def best_epoch(rows: Sequence[Epoch]) -> Epoch | None:
 
 
 class Variant(Record):
-    """One row of the table dense / masked / compact."""
+    """One row of the result table: the dense, masked or compact network."""
 
     name: Literal["dense", "masked", "compact"]
     top1: Number
@@ -152,14 +152,14 @@ class Module(Record, extra="ignore"):
 
 
 class Revision(Record):
-    """The commit of the checkout that softprune ran from."""
+    """The git commit of softprune, and whether the working tree had changes."""
 
     commit: str
     changed: bool
 
 
 class Environment(Record):
-    """Versions and hardware."""
+    """Software versions and hardware of a run."""
 
     python: str
     torch: str
@@ -175,7 +175,7 @@ class Environment(Record):
 
 
 class Result(Record, extra="ignore"):
-    """The content of result.json. Fields of earlier versions are left out."""
+    """The content of result.json. Fields of earlier versions are ignored."""
 
     format: Literal[2] = 2
     name: str
@@ -194,11 +194,11 @@ class Result(Record, extra="ignore"):
     last: Moment
     table: tuple[Variant, ...]
     latency_batch: Count = 64
-    """Images per forward pass of the latencies in ``table``."""
+    """Batch size of the latencies in ``table``."""
     round_to: Count | None = None
-    """The multiple that widths were kept at."""
+    """The multiple to which the number of kept channels was rounded."""
     finalised_step: Count | None = None
-    """With a target: the step from which the removed channels were fixed."""
+    """With a target: the step at which the removed channels became final."""
     sites: tuple[SiteRecord, ...] = ()
     modules: tuple[Module, ...] = ()
     config: Annotated[RunConfig, BeforeValidator(known_settings)]
@@ -210,7 +210,7 @@ class Result(Record, extra="ignore"):
 
     @property
     def latencies(self) -> tuple[float, float] | None:
-        """Milliseconds of the dense and the compact network; None where one was not measured."""
+        """Latencies of the dense and the compact network in milliseconds; None unless both were measured."""
         dense, compact = self.variant("dense"), self.variant("compact")
         if dense is None or compact is None or not dense.latency_ms or not compact.latency_ms:
             return None
@@ -218,36 +218,36 @@ class Result(Record, extra="ignore"):
 
     @property
     def speed_up(self) -> float | None:
-        """Latency of the dense network over that of the compact one; None where one was not measured."""
+        """Dense latency divided by compact latency; None unless both were measured."""
         return None if self.latencies is None else self.latencies[0] / self.latencies[1]
 
     @property
     def evaluated_on(self) -> str:
-        """The images that each epoch is evaluated on: "test", or "held-out" ones of the training images."""
+        """The images on which epochs are evaluated: "held-out" training images, or "test" images."""
         return "held-out" if self.config.data.holdout else "test"
 
     @property
     def compact_top1(self) -> float | None:
-        """Accuracy of the compact network, or of the network that it equals."""
+        """Top-1 accuracy of the compact network; else of the masked network; else of the last epoch."""
         found = (row.top1 for name in ("compact", "masked") if (row := self.variant(name)) is not None)
         return next((top1 for top1 in found if top1 is not None), self.last.top1)
 
     def to_json(self) -> str:
-        """Return the file's content: a line per entry, so that files stay small and diffs readable."""
+        """Return JSON with one entry per line, which keeps files small and diffs readable."""
         values = self.model_dump(mode="json")
         return "{\n" + ",\n".join(_entry(key, value) for key, value in values.items()) + "\n}\n"
 
 
 class Run(Result):
-    """The record of a run, and where it is."""
+    """The result of a run and the path of its folder."""
 
     path: Path
     baseline_top1: float | None = None
-    """Accuracy of dense runs compared with this one, for a run that trained no dense network itself."""
+    """Mean accuracy of separate dense runs, for a run without its own dense baseline."""
 
     @property
     def dense_top1(self) -> float | None:
-        """Accuracy of the dense network: the run's own baseline, or that of the dense runs beside it."""
+        """Top-1 accuracy of the dense network: of the run's own baseline, or else ``baseline_top1``."""
         row = self.variant("dense")
         return row.top1 if row and row.top1 is not None else self.baseline_top1
 
@@ -260,12 +260,12 @@ def _entry(key: str, value: Any) -> str:
 
 
 def parse(content: bytes, place: str, remedy: str) -> Result:
-    """Return the record in a result.json, or raise a FileFormatError that names the place and the field."""
+    """Parse a result.json; raise a FileFormatError that names ``place`` and the field."""
     try:
         return Result.model_validate_json(content)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         field = f" for {'.'.join(map(str, first['loc']))!r}" if first["loc"] else ""
         raise FileFormatError(
-            f"{place} must be what softprune writes. Got {show(first['input'])}{field}: {first['msg']}. {remedy}"
+            f"{place} must be a valid record. Got {show(first['input'])}{field}: {first['msg']}. {remedy}"
         ) from error

@@ -1,1 +1,1 @@
-"""Training: one loop for every method, its checkpoints and records. Read `run.py`, then `step.py`."""
+"""Training: one loop for all methods, with checkpoints and records. Start with `run.py`, then read `step.py`."""

@@ -1,4 +1,4 @@
-"""Between a run and whoever started it: progress events, the log file, and requests to stop. Imports no torch."""
+"""Progress events, the log file and stop requests of a run. Does not import PyTorch."""
 
 import logging
 import signal
@@ -19,38 +19,38 @@ EXIT_STOPPED = 75
 """Exit code of a process that stopped early with everything saved (sysexits' EX_TEMPFAIL: try again)."""
 
 run_log = logging.getLogger("softprune.run")
-"""What a run does, for its log file alone: a terminal has the progress of a listener."""
+"""Logs the progress of a run to its log file only; terminals show progress through a :class:`Listener`."""
 run_log.propagate = False
 run_log.setLevel(logging.INFO)
 
 
 class Listener:
-    """Receives a run's events. Every method does nothing; override the ones you need."""
+    """Receives the events of a run. The methods do nothing by default; override those you need."""
 
     def on_phase(self, text: str) -> None:
-        """A new phase begins: the dense baseline, a cut, fine-tuning, measuring."""
+        """Called when a phase begins: the dense baseline, a cut, fine-tuning, the final measurements."""
 
     def on_epoch_start(self, epoch: int, epochs: int, steps: int) -> None:
-        """Epoch ``epoch`` (zero-based) of ``epochs`` begins; it has ``steps`` steps."""
+        """Called when epoch ``epoch`` (zero-based) of ``epochs`` begins, which has ``steps`` steps."""
 
     def on_step(self, done: int) -> None:
-        """``done`` steps of the epoch are finished."""
+        """Called after each step; ``done`` steps of the epoch are finished."""
 
     def on_epoch(self, row: Epoch, dense: Totals) -> None:
-        """An epoch ended: its line of metrics.jsonl, and the cost of the dense network."""
+        """Called after each epoch with its line of metrics.jsonl and the cost of the dense network."""
 
 
 def begin_phase(text: str, listener: Listener) -> None:
-    """Tell the log and a listener of a new phase."""
+    """Log the start of a phase and notify the listener."""
     run_log.info(text)
     listener.on_phase(text)
 
 
 class StopSignal:
-    """Holds the reason to stop after the current step: SIGTERM, SIGINT (Ctrl-C), SIGHUP or a time limit.
+    """Requests a stop after the current step, on SIGTERM, SIGINT (Ctrl-C), SIGHUP or when a time limit is reached.
 
-    As a context manager it handles the signals and restores the previous handlers on exit. A second SIGINT interrupts
-    at once. SIGHUP, which a closed terminal sends, stays ignored where `nohup` ignores it.
+    As a context manager it installs signal handlers and restores the previous ones on exit. A second SIGINT raises
+    KeyboardInterrupt. SIGHUP, sent when a terminal is closed, stays ignored under `nohup`.
     """
 
     def __init__(self, time_limit: float | None = None) -> None:
@@ -60,13 +60,13 @@ class StopSignal:
         self._previous: dict[int, Any] = {}
 
     def reason(self) -> str | None:
-        """Return why the run should stop now, or None."""
+        """Return why the run must stop, or None if it can continue."""
         if self._signal is None and self._deadline is not None and time.monotonic() >= self._deadline:
             return f"the time limit of {self._time_limit:g} s"
         return self._signal
 
     def __enter__(self) -> "StopSignal":
-        # Only the main thread may set handlers; a run inside another thread is stopped by its owner.
+        # Python allows signal handlers in the main thread only.
         if threading.current_thread() is threading.main_thread():
             numbers = [signal.SIGTERM, signal.SIGINT]
             if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # not on Windows
@@ -86,9 +86,9 @@ class StopSignal:
 
 @contextmanager
 def log_kept() -> Iterator[MemoryHandler]:
-    """Keep what a run and softprune's loggers say until :func:`open_log` names the file for it; close the file on exit.
+    """Buffer log records of the run and of softprune until :func:`open_log` opens the file; close it on exit.
 
-    Messages of the loggers are included at the level that the application has set for them.
+    The loggers keep the level that the application has set.
     """
     handler, loggers = MemoryHandler(capacity=1, flushLevel=sys.maxsize), (run_log, logging.getLogger("softprune"))
     for each in loggers:
@@ -108,7 +108,7 @@ def log_kept() -> Iterator[MemoryHandler]:
 
 
 def open_log(handler: MemoryHandler, path: Path) -> None:
-    """Append to the file ``path``, first what was logged until now."""
+    """Append the buffered and all further log records to the file ``path``."""
     file = logging.FileHandler(path, encoding="utf-8", errors="backslashreplace")
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s", "%Y-%m-%d %H:%M:%S"))
     handler.setTarget(file)

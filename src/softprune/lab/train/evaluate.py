@@ -1,4 +1,4 @@
-"""Evaluation of a network: accuracy on a whole test set, and the latency of a forward."""
+"""Evaluation of a network: accuracy on a test set, and latency of a forward pass."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -20,11 +20,11 @@ from softprune.module_state import evaluating
 logger = get_logger(__name__)
 
 _BATCH = 500
-"""Images per forward pass, at most."""
+"""Maximum number of images per forward pass."""
 _NUMBERS = 128 * 3 * 224 * 224
-"""What they have together, at most: 128 images of ImageNet's usual size."""
+"""Maximum number of input values per forward pass: 128 images of ImageNet's usual size."""
 LATENCY_SECONDS = 1.5
-"""Most time that the blocks of a latency take, apart from the last one."""
+"""Time after which no further block of a latency measurement is started."""
 
 
 @dataclass(frozen=True)
@@ -35,13 +35,13 @@ class EvalTotals:
     loss: float
     """Mean cross-entropy."""
     top1: float
-    """Percentage of the images whose class has the largest output."""
+    """Top-1 accuracy in percent."""
     top5: float | None
-    """Percentage of the images whose class is among the five largest outputs; None for five outputs or fewer."""
+    """Top-5 accuracy in percent; None for a network with at most five classes."""
 
 
 class Evaluator:
-    """Evaluates networks on the images of a run. With several processes each evaluates its share."""
+    """Evaluates networks on the images of a run, which are split among the processes."""
 
     def __init__(self, data: DataBundle, config: RunConfig, world: World) -> None:
         self._data, self._world = data, world
@@ -54,14 +54,14 @@ class Evaluator:
     def __call__(self, network: nn.Module, *, on_test: bool = False) -> EvalTotals:
         """Return accuracy and loss of ``network``. All processes must call this together.
 
-        The images are the held-out ones if there are any and ``on_test`` is False, else the test images.
+        Uses the held-out images if there are any and ``on_test`` is False, otherwise the test images.
         """
         data = self._data.test if on_test or self._data.holdout is None else self._data.holdout
         device = self._world.device
         own = torch.arange(self._world.rank, len(data), self._world.size)
         rows = own.split(min(_BATCH, max(1, _NUMBERS // math.prod(data.shape))))
         totals = torch.zeros(4, dtype=torch.float64, device=device)
-        broadcast_from_rank0_(*network.buffers())  # each process has its own running statistics
+        broadcast_from_rank0_(*network.buffers())  # running statistics differ between processes
         with evaluating(network):
             for images, labels in self._batches(data, rows):
                 with torch.autocast(device.type, dtype=torch.bfloat16, enabled=self._bf16, cache_enabled=False):
@@ -79,7 +79,7 @@ class Evaluator:
             for row in rows:
                 yield data.batch(row.to(data.device))
             return
-        if id(data) not in self._loaders:  # worker processes persist
+        if id(data) not in self._loaders:  # reuse the worker processes
             self._loaders[id(data)] = BatchLoader(data, workers=self._workers, device=self._world.device)
         mean, std = data.mean.to(self._world.device), data.std.to(self._world.device)
         for pixels, labels in self._loaders[id(data)].batches(rows, map(torch.zeros_like, rows)):
@@ -88,10 +88,10 @@ class Evaluator:
 
 @torch.no_grad()
 def latency_ms(network: nn.Module, batch: Tensor) -> float:
-    """Return the time of a forward in eval mode, in milliseconds: the best block, since a busy machine only ever adds.
+    """Return the latency of a forward pass in eval mode, in milliseconds: the fastest block, as other load only adds.
 
-    On CUDA a captured forward is replayed, so that the time is the GPU's own: small networks otherwise take as long as
-    Python needs to launch them.
+    On CUDA the forward pass is replayed as a CUDA graph. Otherwise the launch overhead of Python would dominate the
+    latency of small networks.
     """
 
     def forward() -> None:
@@ -103,6 +103,6 @@ def latency_ms(network: nn.Module, batch: Tensor) -> float:
             try:
                 call = capture_graph(forward, batch.device, trial=forward, undo=lambda: None).replay
             except Exception as error:
-                logger.info("the latency is that of eager calls, since no CUDA graph can be captured: %s", error)
+                logger.info("measuring the latency of eager calls: a CUDA graph could not be captured: %s", error)
         timer = Timer("call()", globals={"call": call}, num_threads=torch.get_num_threads())
         return 1000 * min(timer.adaptive_autorange(min_run_time=0.2, max_run_time=LATENCY_SECONDS).times)

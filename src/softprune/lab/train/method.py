@@ -1,4 +1,4 @@
-"""The pruner and the teacher of a run, made from its configuration."""
+"""Create the pruner and the teacher of a run from its configuration."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -22,18 +22,18 @@ from softprune.methods.options import keywords_of
 # --- the pruner ------------------------------------------------------------------------------------------------------
 
 NO_OPTIONS = {*MethodConfig.model_fields, "masks", "seed", "total_steps"}
-"""Keywords of pruners that recipes set elsewhere; all others are a method's options."""
+"""Keywords of pruners that are settings of their own in recipes. All others are options of the method."""
 RARE = ("include", "keep", "min_channels")
-"""Keywords of every pruner that a recipe can give as `method.options`."""
+"""Keywords that every pruner accepts in `method.options`."""
 
 
 def options_of(pruner: type) -> tuple[str, ...]:
-    """Return the names of the settings that only this method has: `method.options` of a recipe."""
+    """Return the names of the method's own settings, for `method.options` of a recipe."""
     return tuple(name for name in keywords_of(pruner) if name not in NO_OPTIONS and name not in RARE)
 
 
 def find_method(name: str) -> type[Pruner]:
-    """Return the pruner class that ``name`` means: a registry name, or ``module:Class``."""
+    """Return the pruner class ``name``: a registry name, or ``module:Class``."""
     if name in REGISTRY:
         return REGISTRY[name]
     check_name("method.name", name, [*REGISTRY, "dense"], own="module:Class")
@@ -47,7 +47,7 @@ def find_method(name: str) -> type[Pruner]:
 
 
 def check_method(run: RunConfig) -> None:
-    """Raise a ConfigError unless a run names a method, options that it has, and features that it supports."""
+    """Raise a ConfigError unless the method exists and supports the options and features that the run uses."""
     config = run.method
     _check_one_shot(run)
     if config.name == "dense":
@@ -56,13 +56,13 @@ def check_method(run: RunConfig) -> None:
     if run.train.compact_at and not method.continues:
         raise ConfigError(
             f"train.compact_at needs a method that can continue after a cut: {_able(lambda each: each.continues)}. Got "
-            f"{config.name}; use 0 to cut only at the end."
+            f"{config.name}; set it to 0 to cut only at the end."
         )
     if config.target and "target" not in keywords_of(method):
         able = _able(lambda each: "target" in keywords_of(each))
         raise ConfigError(
-            f"method.target needs a method that can meet one: {able}. Got {config.name}; set method.strength "
-            "instead, or method.target={} for none."
+            f"method.target needs a method that supports targets: {able}. Got {config.name}; set method.strength "
+            "instead, or method.target={} for no target."
         )
     own = options_of(method)
     for option in config.options:
@@ -74,13 +74,13 @@ def check_method(run: RunConfig) -> None:
 
 
 def _check_one_shot(run: RunConfig) -> None:
-    """Raise a ConfigError if a run without training epochs has nothing trained, nothing to tune, or another method."""
+    """Raise a ConfigError if a run with train.epochs = 0 lacks trained weights, fine-tuning, or a ranking method."""
     name, is_trained = run.method.name, bool(run.model.weights or run.model.pretrained)
     is_tuned = run.finetune.epochs and (run.train.dense_epochs or not run.train.dense_baseline)
     if not run.train.epochs and not (is_trained and is_tuned and name != "dense" and _ranks_once(find_method(name))):
         raise ConfigError(
-            "A run with train.epochs = 0 prunes trained weights at once and tunes the rest: it needs model.weights or "
-            "model.pretrained, finetune.epochs (and train.dense_epochs for a baseline), and a method that ranks "
+            "A run with train.epochs = 0 prunes trained weights in one shot, then fine-tunes: it needs model.weights "
+            "or model.pretrained, finetune.epochs (and train.dense_epochs for a baseline), and a method that ranks "
             f"channels of trained weights: {_able(_ranks_once)}. Got {name}, finetune.epochs = {run.finetune.epochs} "
             f"and {'trained' if is_trained else 'random'} weights."
         )
@@ -102,11 +102,11 @@ def make_pruner(
     saved: dict[str, Any] | None = None,
     earlier: Pruner | None = None,
 ) -> Pruner:
-    """Return the pruner of the method that a run names, for ``total_steps`` steps of training ``network``.
+    """Return the run's pruner for ``total_steps`` training steps of ``network``.
 
-    Each setting of [method] goes to the methods that have a keyword of its name; empty ones are left out. A target
-    replaces the strength. What the pruner measures on the machine is measured once in a run: it is taken from its
-    ``saved`` state, or from the ``earlier`` pruner of the uncut network, whose noise it continues.
+    Non-empty settings of [method] are passed to methods with a keyword of that name. A target replaces the strength.
+    What depends on the machine stays fixed in a run: a new pruner takes ``round_to = "auto"`` and the latency table
+    from the ``saved`` state, or ``round_to`` from ``earlier``, the pruner before a cut, whose noise it continues.
     """
     config = run.method
     method = find_method(config.name)
@@ -127,7 +127,7 @@ def make_pruner(
             example = example[:1]
     known = {key: value for key, value in given.items() if key in keywords and key not in ("name", "options")}
     pruner = method(network, example, **{**known, **config.options})
-    pruner.updates_on_step = False  # a captured step runs no Python; the loop updates
+    pruner.updates_on_step = False  # a captured step runs no Python, so the loop calls update_strength
     if earlier is not None:
         pruner.clock.load_state_dict(earlier.clock.state_dict())
     if saved is not None:
@@ -139,26 +139,26 @@ def make_pruner(
 
 
 def load_teacher(path: Path, config: RunConfig, data: DataBundle, device: torch.device) -> Teacher:
-    """Load the teacher of a run from the folder of a dense run, or from a file with weights of the run's network."""
+    """Load the teacher from the folder of a dense run, or from a file with weights for the run's own network."""
     run, model = RunFolder(path), config.model
     try:
         if run.config.is_file():
             other = run.read_config()
             model = other.model
-            # A run's folder is data: only factories that this run names itself are imported.
+            # Its config.toml may name any code. Import a factory only if this run names the same one.
             is_known = model.name in (*models.REGISTRY, config.model.name)
             if other.method.name != "dense" or not run.result.is_file() or not is_known:
                 raise ConfigError(f"a run with method {other.method.name} and network {model.name}.")
-        with torch.random.fork_rng(devices=[]):  # the run's own start must not depend on its teacher
+        with torch.random.fork_rng(devices=[]):  # a teacher must not change the initial weights of the run
             network = build_network(model.name, data.num_classes, model.options)
         if not load_weights(network, read_weights(path), str(path), data.num_classes):
             raise ConfigError(f"a network without a classifier for the {data.num_classes} classes of the run.")
         check_outputs(network, data, "It", "name a network that was trained on this data set")
     except SoftpruneError as error:
         raise ConfigError(
-            "distill.teacher must be a trained dense network for these classes: a finished dense run of a network of "
-            f"softprune or of this run, or a file with weights. Got {path}: {error} If the teacher of a run was moved, "
-            "change the path in its config.toml."
+            "distill.teacher must be a trained dense network for these classes: a finished dense run of a built-in "
+            f"network or of this run's network, or a file with weights. Got {path}: {error} If the teacher was moved, "
+            "change the path in the config.toml of the run."
         ) from error
     network = placed(network.eval().requires_grad_(False), device)
     return Teacher(network, config.distill.weight, config.distill.temperature)

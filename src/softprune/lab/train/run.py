@@ -1,8 +1,8 @@
-"""A run from its configuration to its result, in the order in which it happens.
+"""A run from its configuration to its result, in the order of execution.
 
-`start` prepares it, `_run` trains the dense baseline and then the run. A `Trainer` sets up model, pruner and optimizer
-(`_set_up`), loops over epochs and batches (`train`), and calls what follows: evaluation, cuts, checkpoints, the record.
-`step.py` runs one step. The commands on the folder of a run are at the end.
+`start` validates the configuration, `_run` trains the dense baseline and then the run. A `Trainer` creates pruner and
+optimizer (`_set_up`), loops over epochs and batches (`train`), and evaluates, cuts, saves checkpoints and writes the
+result. `step.py` runs one step. The commands on the folder of a run are at the end of this file.
 """
 
 import copy
@@ -65,23 +65,23 @@ from softprune.module_state import evaluating, non_finite
 
 logger = get_logger(__name__)
 
-# Several processes agree on whether to stop or save only from time to time, since each time costs a round trip.
+# Batches between two all-reduces in which the processes agree to save or stop, since each costs a round trip.
 _AGREE_EVERY = 10
 _CONTINUE, _SAVE, _STOP = 0, 1, 2
 _LATENCY_BATCH = 64
 _FEW_STEPS = 300
-"""A training with a target loses accuracy needlessly if it has fewer."""
+"""Fewer training steps than this cost accuracy when there is a target."""
 
 
 class Outcome(NamedTuple):
-    """How a run ended."""
+    """The outcome of a run: finished or stopped."""
 
     folder: RunFolder
-    """Where its files are."""
+    """The folder of the run."""
     result: Result | None = None
-    """The content of result.json, if the run is finished."""
+    """The content of result.json; None if the run is not finished."""
     stopped: str | None = None
-    """Why it stopped early, if it did."""
+    """The reason for stopping early; None if the run is finished."""
 
 
 # --- from the configuration to the loop ------------------------------------------------------------------------------
@@ -95,7 +95,7 @@ def start(
     time_limit: float | None = None,
     listener: Listener | None = None,
 ) -> Outcome:
-    """Train a new run in its own folder (``out``, or the first free one under runs/)."""
+    """Train a new run in the folder ``out``, or in the first free one of runs/NAME, runs/NAME-2, ..."""
     config = absolute_paths(config)
     with join_world(device) as world, log_kept() as log:
         folder = RunFolder(world.broadcast(str(out or _free_folder(config))))
@@ -106,7 +106,7 @@ def start(
 
 
 def check(config: RunConfig, out: Path | str | None = None, *, device: str = "auto") -> "Trainer":
-    """Return what a new run would train; raise what it would raise before training."""
+    """Return the trainer of a new run without training; raise the errors that :func:`start` would raise before it."""
     folder = RunFolder(out or _free_folder(config))
     folder.check_new()
     with join_world(device) as world:
@@ -121,7 +121,7 @@ def resume(
     data_dir: str | None = None,
     listener: Listener | None = None,
 ) -> Outcome:
-    """Resume the run in the folder ``run``. A finished run is not changed."""
+    """Resume the run in the folder ``run``. A finished run is left unchanged."""
     folder = RunFolder.open(run)
     config = folder.read_config()
     if data_dir is not None:
@@ -131,7 +131,7 @@ def resume(
 
 
 def _prepare(config: RunConfig, folder: RunFolder, world: World) -> "Trainer":
-    """Everything that can be wrong is raised before there is a folder, so that a mistake leaves no files."""
+    """Build the trainer and raise all configuration errors before a folder is created."""
     check_method(config)
     trainer = Trainer(config, folder, open_data(config.data, config.seed, world.device), world)
     if config.distill.teacher not in ("", BASELINE):
@@ -139,7 +139,7 @@ def _prepare(config: RunConfig, folder: RunFolder, world: World) -> "Trainer":
     steps = trainer.step.steps
     if config.method.target and 0 < config.train.epochs * steps < _FEW_STEPS:
         logger.warning(
-            "softprune: %d steps are few to meet a target; train %d epochs or more",
+            "softprune: %d training steps are too few to meet a target accurately; train at least %d epochs",
             *(config.train.epochs * steps, math.ceil(_FEW_STEPS / steps)),
         )
     return trainer
@@ -154,7 +154,7 @@ def _run(
     time_limit: float | None,
     trainer: "Trainer | None" = None,
 ) -> Outcome:
-    """Train the dense baseline, if the run has one, and then the run; resume either where there is a checkpoint."""
+    """Train the dense baseline, if the run has one, and then the run. Resume each from its checkpoint, if any."""
     if world.broadcast(folder.result.is_file()):
         result = folder.read_result()
         logger.info("%s is finished; nothing to do", folder.path)
@@ -182,14 +182,14 @@ def _run(
 def _resumed(
     config: RunConfig, folder: RunFolder, data: DataBundle, world: World, trainer: "Trainer | None" = None
 ) -> "Trainer":
-    """Return a run as it was at its newest checkpoint, the one that rank 0 finds; if none, ``trainer`` or a new one."""
+    """Return the run at its newest checkpoint, as found by rank 0; without one, return ``trainer`` or a new trainer."""
     name, state = None, dict[str, Any]()
     if world.is_writer and checkpoint.checkpoints_in(folder.checkpoints):
         path, state = checkpoint.read_newest(folder.checkpoints)
         name = path.name
     name = world.broadcast(name)
     if name is None:
-        if trainer is None or config.model.weights == BASELINE:  # which did not exist when it was prepared
+        if trainer is None or config.model.weights == BASELINE:  # the baseline was trained after `trainer` was built
             trainer = Trainer(config, folder, data, world)
         return trainer
     path = folder.checkpoints / name
@@ -209,24 +209,24 @@ def _now() -> str:
 
 
 class History(BaseModel):
-    """What a run has done so far. Checkpoints hold it."""
+    """Progress and records of a run, saved in its checkpoints."""
 
     model_config = ConfigDict(strict=True)
 
     epoch: int = 0
-    """Epochs that are finished, of training and fine-tuning together."""
+    """Number of finished epochs of training and fine-tuning."""
     batch: int = 0
-    """Batches of the current epoch that are finished."""
+    """Number of finished batches of the current epoch."""
     epochs: list[Epoch] = Field(default_factory=list)
     cuts: list[str] = Field(default_factory=list)
-    """The plans that cut the network, as JSON."""
+    """The plans applied to the network so far, as JSON."""
     sites: list[SiteRecord] = Field(default_factory=list)
-    """The sites of the dense network, as they were at the last cut, or at the start."""
+    """The sites of the dense network, with the channels kept by the last cut."""
     pruned: Pruned | None = None
     finalised_step: int | None = None
-    """With a target: the step from which the removed channels were fixed."""
+    """With a target: the step at which the removed channels became final."""
     given: tuple[float | None, float | None] = (None, None)
-    """Top-1 and top-5 accuracy of the trained weights that the run began with, if it did."""
+    """Top-1 and top-5 accuracy of the trained weights that the run started from; None for random weights."""
     seconds: float = 0.0
     epoch_seconds: float = 0.0
     started: str = Field(default_factory=_now)
@@ -235,9 +235,9 @@ class History(BaseModel):
 
 
 class Trainer:
-    """A run in training. A new Trainer resumes from ``state``, the checkpoint that :meth:`save` wrote.
+    """Trains a run, from the start or from ``state``, a checkpoint written by :meth:`save`.
 
-    It writes nothing to the run's folder before :meth:`train`.
+    Writes nothing to the run's folder before :meth:`train`.
     """
 
     def __init__(
@@ -259,7 +259,7 @@ class Trainer:
         self.dense_cost = cost(self.dense, data.example(1))
 
     def _begin(self) -> None:
-        """Build the network and the pruner of a new run. Errors in either are raised here."""
+        """Build network and pruner of a new run. Errors in either are raised here."""
         model = self.config.model
         if model.weights == BASELINE and RunFolder(self.folder.dense).result.is_file():
             model = model.replace(weights=str(self.folder.dense), pretrained=False)
@@ -274,7 +274,7 @@ class Trainer:
             self.history.sites.append(record)
 
     def _restore(self, state: dict[str, Any]) -> None:
-        """Build what a checkpoint holds: the dense definition, its cuts, the weights, and all that training changes."""
+        """Restore a checkpoint: build the dense network, apply its cuts, and load weights and training state."""
         model, stage = self.config.model, state["stage"]
         self.dense = build_network(model.name, self.data.num_classes, model.options)
         self.history, self.random = History.model_validate(state["history"]), state["random"]
@@ -288,10 +288,10 @@ class Trainer:
                 buffers[name].copy_(value)
         except (KeyError, RuntimeError) as error:
             raise CheckpointError(
-                f"A run must be resumed with the network that it began with. Got another {model.name}: {error}. "
+                f"A run must be resumed with the network that it started with. Got another {model.name}: {error}. "
                 "Restore its definition, or start a new run."
             ) from error
-        # Two kinds of network have no pruner: a cut one in its fine-tuning, and a dense one.
+        # There is no pruner for a dense run, and none while a compact network is fine-tuned.
         prunes = stage["pruner"] is not None or self.config.method.name == "dense"
         self._set_up(network, prunes=prunes, saved=stage["pruner"], momentum=stage["optimizer"])
         if self.world.is_writer:
@@ -305,12 +305,12 @@ class Trainer:
         saved: dict[str, Any] | None = None,
         momentum: dict[str, dict[str, Tensor]] | None = None,
     ) -> None:
-        """Make pruner, optimizer and step for a network: at the start, and again after each cut.
+        """Create pruner, optimizer and step for a network, at the start and after each cut.
 
         Args:
-            prunes: False for the fine-tuning of the compact network, which has no pruner.
-            saved: The state of the pruner to resume. Without it, a new one continues the noise of the one before.
-            momentum: The state of the optimizer to continue with.
+            prunes: False for fine-tuning the compact network, which has no pruner.
+            saved: State of the pruner to resume. Without it, the new pruner continues the noise of the previous one.
+            momentum: State of the optimizer to continue with.
         """
         config, world, data = self.config, self.world, self.data
         network = placed(network, world.device)
@@ -320,7 +320,7 @@ class Trainer:
         groups = undecayed_biases(network, config.optimizer.weight_decay)
         if prunes and config.method.name != "dense":
             method = config.method
-            if self.history.cuts and method.target:  # which the cut network meets
+            if self.history.cuts and method.target:  # the cut network already meets the target
                 method = method.replace(target={}, strength=0.0)
             steps = config.train.epochs * sampler.steps
             self.pruner = make_pruner(config.replace(method=method), network, example, steps, saved, earlier)
@@ -343,7 +343,7 @@ class Trainer:
         )
 
     def load_teacher(self) -> None:
-        """Let the network learn from the teacher that the configuration names."""
+        """Load the teacher named in the configuration and add it to the training step."""
         name = self.config.distill.teacher
         path = self.folder.dense if name == BASELINE else Path(name).expanduser()
         self.teacher = self.step.teacher = load_teacher(path, self.config, self.data, self.world.device)
@@ -357,7 +357,7 @@ class Trainer:
         return self.history.epoch * self.step.steps + self.history.batch
 
     def train(self, listener: Listener, stop: StopSignal) -> Outcome:
-        """Train to the end, or until ``stop`` asks to stop. Everything is saved either way."""
+        """Train to the end, or until ``stop`` requests a stop. Everything is saved in both cases."""
         self.listener, self.stop = listener, stop
         self._saved_at = self._counted_at = time.monotonic()
         history, world, every = self.history, self.world, self.config.records.checkpoint_epochs
@@ -388,7 +388,7 @@ class Trainer:
         return self._ended(self._finish())
 
     def _saves_or_stops(self, saves: bool = False) -> bool:
-        """Save if it is time to, or to stop; return whether to stop, the same in all processes."""
+        """Save a checkpoint if one is due or the run must stop. Return whether to stop, the same in all processes."""
         if self.world.size > 1 and self.history.batch % _AGREE_EVERY:
             return False
         saves = saves or 0 < self.config.records.checkpoint_seconds < time.monotonic() - self._saved_at
@@ -399,13 +399,13 @@ class Trainer:
         return action == _STOP
 
     def _ended(self, result: Result | None = None) -> Outcome:
-        # torchrun ends all processes as soon as one has ended; none may while a file is written.
+        # torchrun ends all processes as soon as one has exited, so wait until rank 0 has written its files.
         self.world.barrier()
         stopped = None if result is not None else self.stop.reason() or "another process"
         return Outcome(folder=self.folder, result=result, stopped=stopped)
 
     def _end_epoch(self) -> None:
-        """Evaluate the network, write the epoch's line, and advance to the next epoch."""
+        """Evaluate the network, write the epoch's line of metrics.jsonl, and advance to the next epoch."""
         self._check_weights()
         pruner, step, history = self.pruner, self.step, self.history
         images, loss, penalty, top1 = step.totals()
@@ -415,7 +415,7 @@ class Trainer:
         number, tested = history.epoch + 1, dict[str, Any]()
         with evaluating(self.network):
             if pruner is not None and number == self.config.train.epochs:
-                # A method that decides once, after training, is evaluated with its decision.
+                # A method that decides once, after training, is evaluated with the masks of its decision.
                 pruner.decide()
             if number % self.config.records.eval_epochs == 0 or number in (self.config.train.epochs, self.total_epochs):
                 found = self.evaluate(self.network)
@@ -458,20 +458,20 @@ class Trainer:
         self._counted_at = now
 
     def _warn_of_loss(self, top1: float) -> None:
-        """Warn once if the network has lost more than half of the accuracy that it came with."""
+        """Warn once if the network has lost more than half of the accuracy of its initial weights."""
         before = self.history.given[0]
         if before is not None and top1 < before / 2 and not self._warned_of_loss:
             self._warned_of_loss, numbers = True, (self.history.epoch + 1, top1, before)
             logger.warning(
-                "softprune: after epoch %d the accuracy is %.1f%%; the given weights had %.1f%%. If it does not come "
-                "back: lower optimizer.lr, train more epochs, or relax the target",
+                "softprune: after epoch %d the accuracy is %.1f%%; the initial weights had %.1f%%. If it does not "
+                "recover, lower optimizer.lr, train more epochs, or relax the target",
                 *numbers,
             )
 
     def _kept(self) -> Totals:
-        """Return what a cut at this moment would leave.
+        """Return the cost of the network that a cut would leave now.
 
-        While a method has not decided, that is the whole network, whose accuracy is measured too.
+        Before a method has decided, this is the whole network, since its accuracy is measured without masks too.
         """
         pruner = self.pruner
         if self.history.pruned is not None:
@@ -479,7 +479,7 @@ class Trainer:
         if pruner is None or not pruner.decided:
             return totals_of(self.dense_cost)
         masks = pruner.masks()
-        # Late in training masks hardly change, and planning the cut of a deep network is slow.
+        # Masks rarely change late in training, and planning the cut of a deep network is slow.
         if self._last_kept is not None and all(masks[name].equal(mask) for name, mask in self._last_kept[0].items()):
             return self._last_kept[1]
         plan = pruner.plan()
@@ -496,10 +496,10 @@ class Trainer:
             return
         if self.history.epoch == self.config.train.compact_at > 0 and not self.history.cuts:
             begin_phase(f"cutting the network before epoch {self.history.epoch + 1}", self.listener)
-            # What folds into a bias depends on the running statistics.
+            # The constants that the cut folds into biases depend on the running statistics.
             broadcast_from_rank0_(*self.network.buffers())
             network = self._cut(self.pruner)
-            # The smaller network continues with the momentum and the noise of the larger.
+            # The compact network continues with the momentum and the noise of the uncut one.
             remap_optimizer(self.optimizer, self.network, network)
             self._set_up(network.train(), momentum=optimizer_state(self.optimizer, network))
         elif self.in_finetuning:
@@ -508,10 +508,10 @@ class Trainer:
             self._set_up(network.train(), prunes=False)
 
     def _cut(self, pruner: Pruner) -> nn.Module:
-        """Return the compact network, and record what was cut."""
+        """Return the compact network and record the cut in the history."""
         history, masks = self.history, pruner.decide()
         compact = pruner.compact()
-        if pruner.status is not None:  # a pruner that continues after a cut does not know
+        if pruner.status is not None:  # None for a pruner that continues after a cut
             history.finalised_step = pruner.status.finalised_step
         for number, site in enumerate(history.sites):
             if site.name in masks:  # an earlier cut may have removed it
@@ -520,7 +520,7 @@ class Trainer:
         return compact
 
     def _finish_pruning(self, pruner: Pruner) -> nn.Module:
-        """Record what was pruned, and return the compact network, cut from the network that was evaluated."""
+        """Evaluate the masked network, record the result, and return the compact network cut from it."""
         with evaluating(self.network):
             pruner.decide()
             (top1, top5), kept = self._test(self.network), self._kept()
@@ -562,7 +562,7 @@ class Trainer:
         checkpoint.save_checkpoint(self.folder.checkpoints, self._steps_done, state)
 
     def _check_weights(self) -> None:
-        """Raise if weights are not finite in any process: no training can continue from them."""
+        """Raise a SoftpruneError if weights or running statistics are not finite in any process."""
         bad = non_finite(self.network)
         if self.world.max(len(bad)) == 0:
             return
@@ -570,15 +570,15 @@ class Trainer:
         raise SoftpruneError(
             "The weights and BatchNorm's statistics must be finite. Got infinity or NaN in "
             f"{first_few(bad) or 'another process'} after step {self._steps_done - 1} (epoch {epoch}, batch {batch}). "
-            "Lower the learning rate or the strength, in a new run."
+            "Start a new run with a lower learning rate or strength."
         )
 
     # --- the end ---------------------------------------------------------------------------------------------------
 
     def _finish(self) -> Result:
-        """Cut the trained network, measure dense, masked and compact, write everything, and return the result.
+        """Cut the trained network, measure the dense, masked and compact network, and write and return the result.
 
-        All processes take part in the measurements; rank 0 writes.
+        All processes take part in the measurements; rank 0 writes the files.
         """
         begin_phase("measuring accuracy, cost and latency", self.listener)
         history, network, pruner = self.history, self.network, self.pruner
@@ -594,7 +594,7 @@ class Trainer:
         assert history.pruned is not None
         pruned = (history.pruned.top1, history.pruned.top5)
         masked = self._row("masked", None if pruner is None else network, pruned, self.dense_cost)
-        # The masks are not saved, so that the file is as large as the dense network's.
+        # Masks are not saved, so the file would be as large as that of the dense network.
         masked = masked.model_copy(update={"file_bytes": dense.file_bytes})
         counted = cost(compact, self.data.example(1, self.world.device))
         table = [dense, masked, self._row("compact", compact, self._test(compact), counted)]
@@ -658,7 +658,7 @@ class Trainer:
 
 
 def _modules(before: Cost, after: Cost) -> tuple[Module, ...]:
-    """Return convolutions and linear layers before and after the cut; a removed one costs nothing after."""
+    """Return the MACs of convolutions and linear layers before and after the cut; 0 after it for removed ones."""
     left = {name: part.macs for name, part in after.by_module.items()}
     return tuple(
         Module(name=name, kind=part.kind, macs_dense=part.macs, macs_compact=left.get(name, 0))
@@ -673,30 +673,30 @@ def _modules(before: Cost, after: Cost) -> tuple[Module, ...]:
 def check_same_config(
     config: RunConfig, saved: RunConfig, path: Path, renamed: Sequence[str] = ("distill.teacher", "method.options.plan")
 ) -> None:
-    """Raise a CheckpointError if the file ``path`` of a run was written with another configuration.
+    """Raise a CheckpointError if ``path``, a file of a run, was written with another configuration.
 
-    Files may be moved, those of ``renamed`` also under another name, since what they hold is checked.
+    Files named in settings may be moved. Those of ``renamed`` may also be renamed, since their content is checked.
     """
     changed = {
         key: (now, before)
         for key, (now, before) in changed_settings(config, saved).items()
-        if key not in ("data.dir", "data.workers", *renamed)  # loader processes decide nothing
+        if key not in ("data.dir", "data.workers", *renamed)  # the number of workers has no effect on the result
         and not (isinstance(now, str) and "/" in now and Path(now).name == Path(str(before)).name)
     }
     if changed:
         raise CheckpointError(
-            f"{path} must belong to the run that is to be resumed. Got another configuration, "
-            f"{show_changes(changed)}: restore its config.toml or recipe, or start a new run."
+            f"{path} must have the configuration of the run that is resumed. Got {show_changes(changed)}. Restore "
+            "config.toml or the recipe, or start a new run."
         )
 
 
 def _check_same_images(data: DataBundle, then: dict[str, Any]) -> None:
-    """Raise a CheckpointError if the images are not those that the run began with, which its checkpoint describes."""
+    """Raise a CheckpointError if the images differ from those described in the checkpoint."""
     now = _describe_images(data)
     changed = {key: (now[key], then[key]) for key in now if now[key] != then[key]}
     if changed:
         raise CheckpointError(
-            f"A run must be resumed with the images that it began with. Got {show_changes(changed)}. Restore the "
+            f"A run must be resumed with the images that it started with. Got {show_changes(changed)}. Restore the "
             "files, or start a new run."
         )
 
@@ -720,8 +720,8 @@ def absolute_paths(config: RunConfig) -> RunConfig:
         teacher = config.model.weights
         if not teacher:
             raise ConfigError(
-                f'distill.teacher = "{START}" needs the trained network to start from. Got model.weights = ""; set it '
-                "to the folder of a run or a weights file."
+                f'distill.teacher = "{START}" needs trained initial weights. Got model.weights = ""; set it to the '
+                "folder of a run or to a file with weights."
             )
     options = config.method.options
     if config.method.name == "scratch" and isinstance(plan := options.get("plan"), str):
@@ -739,7 +739,7 @@ def _absolute(path: str) -> str:
 
 
 def dense_config(config: RunConfig) -> RunConfig:
-    """Return the configuration of a run's baseline: the same training without pruning."""
+    """Return the configuration of the run's dense baseline: the same training without pruning."""
     weights = "" if config.model.weights == BASELINE else config.model.weights
     off = {"dense_baseline": False, "dense_epochs": 0, "compact_at": 0}
     return config.replace(
@@ -753,7 +753,7 @@ def dense_config(config: RunConfig) -> RunConfig:
 
 
 def _free_folder(config: RunConfig) -> Path:
-    """Return runs/NAME, or the first of runs/NAME-2, runs/NAME-3, ... that is free."""
+    """Return the first of runs/NAME, runs/NAME-2, runs/NAME-3, ... that does not exist."""
     name = check_folder_name(config.name or "run")
     names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
     return next(path for path in map(Path("runs").joinpath, names) if not path.exists())
@@ -765,7 +765,7 @@ def _free_folder(config: RunConfig) -> Path:
 def evaluate_run(
     run: Path, *, device: str = "auto", data_dir: str | None = None, **names: str
 ) -> dict[str, EvalTotals]:
-    """Return the test accuracy of a run's network, as trained ("masked") and compact; ``names`` as in named_config."""
+    """Evaluate a run's trained ("masked") and compact network on the test set; ``names`` are for named_config."""
     folder, config, found = *_opened(run, data_dir, names), dict[str, EvalTotals]()
     with join_world(device) as world:
         set_arithmetic(config.train, world.device)
@@ -790,10 +790,10 @@ def compact_run(
     gathers: bool = True,
     **names: str,
 ) -> tuple[Path, Cost, Cost]:
-    """Write the compact network of a run's newest checkpoint; return its path, the dense cost and its own cost.
+    """Cut the network of a run's newest checkpoint and save it; return its path, the dense cost and the compact cost.
 
-    For a finished run it equals the network that the run wrote, if the device is the same. `round_to` and `gathers`
-    are those of Pruner.compact; `names` those of named_config.
+    For a finished run the result equals the network that the run wrote, on the same device. `round_to` and `gathers`
+    are passed to Pruner.compact, `names` to named_config.
     """
     folder, config = _opened(run, data_dir, names)
     with join_world(device) as world:
@@ -802,8 +802,8 @@ def compact_run(
         compact, pruner = trainer.network, trainer.pruner
         if (round_to is not None or not gathers) and (out is None or pruner is None):
             raise ConfigError(
-                "--round-to and --no-gathers cut a network in another way than its run did, which needs --out and a "
-                f"run that has not begun its fine-tuning. Got {'no --out' if out is None else 'a run in fine-tuning'}."
+                "--round-to and --no-gathers change the cut of a run, which needs --out and a run that has not started "
+                f"fine-tuning. Got {'no --out' if out is None else 'a run in fine-tuning'}."
             )
         with evaluating(trainer.network):
             if pruner is not None:
@@ -813,7 +813,7 @@ def compact_run(
 
 
 def _opened(run: Path, data_dir: str | None, names: dict[str, str]) -> tuple[RunFolder, RunConfig]:
-    """Open a run that does not train: images in files are decoded when they are used."""
+    """Open a run for evaluation: images in files are decoded on use, not kept in memory."""
     folder = RunFolder.open(run)
     config = named_config(folder, **names)
     return folder, config.replace(data=config.data.replace(dir=data_dir or config.data.dir, in_memory=False))

@@ -1,8 +1,8 @@
-"""The training step: batch, augmentation, forward, loss, backward, optimizer and counters, without the host.
+"""The training step: batch, augmentation, forward, loss, backward, optimizer and counters, all on the device.
 
-Everything that changes from step to step (the batch's indices, the learning rate, the noise) is read from tensors on
-the device by counters on the device. Every step therefore makes the same calls: eager, or compiled, and on CUDA
-captured once as a graph that a single call replays. The optimizer and its learning rate are made for that, too.
+Everything that changes from step to step (batch indices, learning rate, noise) is read from device tensors, at
+positions counted on the device. All steps therefore launch the same kernels. They run eagerly or compiled, and on CUDA
+can be captured once as a CUDA graph and replayed. The optimizer and its learning rate are made for that, too.
 """
 
 import copy
@@ -30,14 +30,14 @@ from softprune.rng import Clock
 logger = get_logger(__name__)
 
 Schedule = Callable[[int], float]
-"""The learning rate of each step of a run. A pure function, so that a resumed run needs only the step's number."""
+"""Maps a step of the run to its learning rate. A pure function, so a resumed run needs only the step number."""
 
 _CHECK_EVERY = 100
-"""Steps after which the loop waits for the device, to notice a loss that is not finite."""
+"""Steps between synchronisations with the device, which check that the loss is finite."""
 
 
 def learning_rate(config: RunConfig, steps: int, finetune: bool = False) -> Schedule:
-    """Return the learning rate of every step of a run with ``steps`` steps per epoch, or of its fine-tuning."""
+    """Return the learning rate schedule of training, or of fine-tuning, with ``steps`` steps per epoch."""
     train, tuning, schedule = config.train.epochs, config.finetune, config.schedule
     if finetune:
         first, total, warmup, factor = train * steps, tuning.epochs * steps, 0, 0.1
@@ -65,7 +65,7 @@ def learning_rate(config: RunConfig, steps: int, finetune: bool = False) -> Sche
 
 
 def set_arithmetic(config: TrainConfig, device: torch.device) -> None:
-    """Set threads, precision and determinism, which PyTorch keeps per process."""
+    """Set threads, precision and determinism, which are global in PyTorch."""
     if config.threads:
         torch.set_num_threads(config.threads)
     tf32 = config.precision != "fp32"
@@ -77,12 +77,12 @@ def set_arithmetic(config: TrainConfig, device: torch.device) -> None:
 
 
 def layout_of(device: torch.device) -> torch.memory_format:
-    """Return the memory order of images and convolution weights: GPUs compute faster with the channels last."""
+    """Return the memory format of images and convolution weights: channels last on GPUs, where it is faster."""
     return torch.channels_last if device.type == "cuda" else torch.contiguous_format
 
 
 def placed(network: nn.Module, device: torch.device) -> nn.Module:
-    """Move a network to a device, in its memory order. This replaces the storage, so it comes before the optimizer."""
+    """Move a network to a device and its memory format. Replaces storage, so call it before creating the optimizer."""
     for parameter in network.to(device).parameters():
         if parameter.ndim == 4:
             parameter.data = parameter.data.contiguous(memory_format=layout_of(device))
@@ -93,11 +93,11 @@ def placed(network: nn.Module, device: torch.device) -> nn.Module:
 
 
 def make_optimizer(config: OptimizerConfig, groups: Iterable[dict[str, Any]]) -> Optimizer:
-    """Return SGD or AdamW with one learning rate for all groups: a tensor on the parameters' device.
+    """Return SGD or AdamW whose groups share one learning rate, a tensor on the parameters' device.
 
-    The fused kernels are those that read the rate there. The state that the first step would create exists already,
-    so that a checkpoint can be loaded. Momentum that starts at zero is that of PyTorch, which starts at the first
-    gradient, since there is no dampening.
+    Only the fused kernels read the learning rate from the device. The optimizer state is created here rather than in
+    the first step, so that a checkpoint can be loaded into it. Momentum starts at zero; without dampening this equals
+    PyTorch, which starts it at the first gradient.
     """
     groups = list(groups)
     parameters = [parameter for group in groups for parameter in group["params"]]
@@ -121,7 +121,7 @@ def make_optimizer(config: OptimizerConfig, groups: Iterable[dict[str, Any]]) ->
 def match_gradients(optimizer: Optimizer) -> None:
     """Give gradients the strides of their parameters.
 
-    Fused kernels compare strides even of dimensions of size one, where autograd may choose any.
+    Fused kernels compare the strides of all dimensions, but autograd may choose any stride for dimensions of size 1.
     """
     for group in optimizer.param_groups:
         for parameter in group["params"]:
@@ -131,13 +131,13 @@ def match_gradients(optimizer: Optimizer) -> None:
 
 
 def optimizer_state(optimizer: Optimizer, network: nn.Module) -> dict[str, dict[str, Tensor]]:
-    """Return the optimizer's tensors by parameter name, which stays valid when the parameters change order."""
+    """Return the optimizer state by parameter name, which does not depend on the order of the parameters."""
     return {name: optimizer.state[parameter] for name, parameter in _named_parameters(optimizer, network).items()}
 
 
 @torch.no_grad()
 def load_optimizer_state(optimizer: Optimizer, network: nn.Module, state: dict[str, dict[str, Tensor]]) -> None:
-    """Copy what :func:`optimizer_state` returned into the optimizer's tensors, in place."""
+    """Copy the result of :func:`optimizer_state` into the optimizer's tensors, in place."""
     parameters = _named_parameters(optimizer, network)
     for name, values in state.items():
         for key, value in values.items():
@@ -145,7 +145,7 @@ def load_optimizer_state(optimizer: Optimizer, network: nn.Module, state: dict[s
 
 
 def _named_parameters(optimizer: Optimizer, network: nn.Module) -> dict[str, Tensor]:
-    """Return the optimizer's parameters by name; those of the method, unknown to the network, by number."""
+    """Return the optimizer's parameters by name. Parameters of the method, not of the network, are numbered."""
     names = {id(parameter): name for name, parameter in network.named_parameters()}
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     own = (f"method.{number}" for number in range(len(parameters)))
@@ -156,10 +156,10 @@ def _named_parameters(optimizer: Optimizer, network: nn.Module) -> dict[str, Ten
 
 
 class Teacher(NamedTuple):
-    """A trained network and how much the network in training learns from it."""
+    """The teacher network and the settings of the distillation loss."""
 
     network: nn.Module
-    """In eval mode, without gradients, on the device that trains."""
+    """In eval mode, without gradients, on the training device."""
     weight: float
     temperature: float
 
@@ -167,22 +167,22 @@ class Teacher(NamedTuple):
 class TrainStep:
     """Runs training steps: `for position in step.epoch(number): ...`.
 
-    Create it after the states of optimizer and pruner are loaded and their hooks attached, since capturing a step fixes
-    their addresses. The step controls the optimizer's learning rate.
+    Create it after loading the states of optimizer and pruner and attaching their hooks, since a captured step keeps
+    the addresses of their tensors. The step sets the optimizer's learning rate.
 
     Args:
         model: The network, possibly wrapped in DistributedDataParallel.
-        optimizer: From :func:`make_optimizer`, or any whose rate may be a tensor.
+        optimizer: From :func:`make_optimizer`, or any optimizer that accepts a tensor as learning rate.
         schedule: The learning rate of each step of the run.
-        pruner: Adds its sparsity loss; None trains the network without pruning.
-        teacher: Adds a distillation loss; it may be set until the first step.
-        world: The processes that train together; one by default.
+        pruner: Adds its sparsity loss; None trains without pruning.
+        teacher: Adds a distillation loss; can be set until the first step.
+        world: The process group; a single process by default.
     """
 
     backend = "inductor"
     """The backend of torch.compile."""
     mode: str | None = None
-    """How steps run, `eager`, `graph` or `compile`; None before the first step."""
+    """The mode in use: `eager`, `graph` or `compile`; None before the first step."""
 
     def __init__(
         self,
@@ -198,7 +198,7 @@ class TrainStep:
     ) -> None:
         self.model, self.optimizer, self.batches = model, optimizer, batches
         self.pruner, self.schedule, self.teacher = pruner, schedule, teacher
-        # Plain values, which a compiler can read.
+        # Plain values, which torch.compile can trace.
         self._mode, self._smoothing, self._layout = train.mode, train.label_smoothing, layout_of(batches.device)
         self._bf16 = train.precision == "bf16"
         self.device, self.steps = batches.device, batches.sampler.steps
@@ -217,16 +217,16 @@ class TrainStep:
         self._totals = torch.zeros(4, dtype=torch.float64, device=self.device)
         self._first_bad = torch.full((), -1, dtype=torch.int64, device=self.device)
         if self.device.type == "cuda":
-            # Shapes never change, so the first step may search for the fastest convolutions.
+            # Shapes never change, so searching for the fastest convolutions in the first step pays off.
             torch.backends.cudnn.benchmark = not torch.are_deterministic_algorithms_enabled()
 
     # --- an epoch ---------------------------------------------------------------------------------------------------
 
     def epoch(self, number: int, start: int = 0) -> Iterator[int]:
-        """Run the steps of an epoch from `start`, and yield the position of each step once it is launched.
+        """Run the steps of an epoch from `start` on, and yield the position of each step once it is launched.
 
-        From time to time, and at the end, wait for the device and raise NonFiniteLoss if a loss was not finite. Call
-        :meth:`check` before you save anything in between.
+        Calls :meth:`check` every 100 steps and at the end of the epoch. Call it yourself before saving anything in
+        between.
         """
         if start == 0:
             self._totals.zero_()
@@ -246,7 +246,7 @@ class TrainStep:
             yield position
 
     def _step(self) -> None:
-        """Run one step: every call reads its position, rate and batch from tensors that it advances."""
+        """Run one step. Position, learning rate and batch are read from tensors, which the step advances."""
         torch.index_select(self._rates, 0, self._position, out=self._rate)
         self.optimizer.zero_grad(set_to_none=True)
         if self.pruner is not None:
@@ -259,7 +259,7 @@ class TrainStep:
         self._position.add_(1)
 
     def _loss_of(self, position: Tensor) -> Tensor:
-        """Return what is minimised for a batch, and add it to the totals. This function is compiled."""
+        """Return the loss of a batch, including all penalties, and update the totals. Mode `compile` compiles this."""
         images, labels = self.batches.batch(position, self._clock)
         images = images.contiguous(memory_format=self._layout)
         # A cache of cast weights would outlive the capture, and each weight is used only once.
@@ -284,36 +284,36 @@ class TrainStep:
     # --- its numbers and its state ----------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Wait for the launched steps, and raise NonFiniteLoss if a loss was not finite in any process."""
+        """Wait for the launched steps; raise NonFiniteLoss if a loss was not finite in any process."""
         step = self.world.max(int(self._first_bad))
         if step >= 0:
             epoch, position = divmod(step, self.steps)
             raise NonFiniteLoss(
-                f"The loss must be finite. Got infinity or NaN in step {step} (epoch {epoch}, batch {position}), whose "
-                f"images have the indices {self.batches.sampler.indices(epoch)[position].tolist()}. Lower the learning "
-                "rate or the strength, or look at these images."
+                f"The loss must be finite. Got infinity or NaN in step {step} (epoch {epoch}, batch {position}), with "
+                f"images {self.batches.sampler.indices(epoch)[position].tolist()}. Lower the learning rate or the "
+                "strength, or check these images."
             )
 
     def totals(self) -> tuple[int, float, float, float]:
-        """Return the epoch's images so far, in all processes, and their means. Waits for the device.
+        """Return image count, mean cross-entropy, mean penalty and top-1 accuracy in percent of the epoch so far.
 
-        They are the cross-entropy, what the pruner adds to the loss, and the percentage of the (augmented) images
-        classified correctly at the time.
+        The numbers are over all processes. The accuracy is that of the augmented images, each with the weights of its
+        step. Waits for the device.
         """
         images, loss, penalty, correct = self.world.sum_(self._totals.clone()).tolist()
         count = max(images, 1.0)
         return int(images), loss / count, penalty / count, 100 * correct / count
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the sums of the epoch so far. Model, optimizer and pruner have their own state."""
+        """Return the totals of the epoch so far. Model, optimizer and pruner have their own state."""
         return {"totals": self.world.sum_(self._totals.clone()).tolist()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore :meth:`state_dict`, in one of several processes. Continue with ``epoch(number, start)``."""
+        """Restore :meth:`state_dict`. Call it in one process only, since the totals are summed over all processes."""
         self._totals.copy_(torch.tensor(state["totals"], dtype=torch.float64))
 
     def _last_images(self) -> Tensor:
-        """Return the images of the last step once more, with the same augmentation."""
+        """Return the images of the last step again, with the same augmentation."""
         clock = Clock(self.batches.sampler.seed, self.device)
         clock.step.copy_(self._clock.step - 1)
         return self.batches.batch(self._position - 1, clock)[0]
@@ -321,7 +321,7 @@ class TrainStep:
     # --- compiled and captured --------------------------------------------------------------------------------------
 
     def _first_run(self) -> None:
-        """Prepare steps as the mode says, and run the first one. Where that fails, the next simpler mode is tried."""
+        """Compile and capture the step as the mode requires and run it. If this fails, try the next simpler mode."""
         self.mode = self._mode
         if self.mode == "auto":
             self.mode = "compile" if self.device.type == "cuda" else "eager"
@@ -329,7 +329,7 @@ class TrainStep:
             self.mode = "eager"
         while self.mode != "eager" and (why_not := self._try_prepared()):
             simpler = "graph" if self.mode == "compile" and self._captures else "eager"
-            logger.warning("softprune: training steps run in mode %s: %s fails: %s", simpler, self.mode, why_not)
+            logger.warning("softprune: training steps run in mode %s: mode %s failed: %s", simpler, self.mode, why_not)
             self.mode = simpler
         if self.mode == "eager":
             self._run = self._step
@@ -337,21 +337,21 @@ class TrainStep:
 
     @property
     def _captures(self) -> bool:
-        """Whether a step is captured as a CUDA graph.
+        """Whether the step is captured as a CUDA graph.
 
-        Gradients are averaged over processes outside a graph, and a method may work on the host in each step.
+        It is not if DDP averages gradients, or if the method needs the host in each step.
         """
         return self.device.type == "cuda" and self.world.size == 1 and getattr(self.pruner, "capturable", True)
 
     def _try_prepared(self) -> str | None:
-        """Compile the step if the mode says so, and capture it if possible. Undo it and return why if that fails."""
+        """Compile the step in mode `compile` and capture it if possible. On failure, undo it and return the reason."""
         undo = self._undo()
         try:
-            # What is created at first use must exist before the compiler traces, or it compiles twice.
+            # Tensors created on first use must exist before tracing, or the step is compiled twice.
             self._trial()
             if self.mode == "compile":
                 self._forward, self._chain = self._compiled(self._loss_of), self._compiled(draw_chain)
-            # Every TrainStep compiles the same function again, which must not count as endless recompilation.
+            # Each TrainStep compiles the same function again, which must not exhaust the recompilation limit.
             with torch._dynamo.config.patch(recompile_limit=1024):
                 if self._captures:
                     self._run = capture_graph(self._step, self.device, trial=self._trial, undo=undo).replay
@@ -364,28 +364,28 @@ class TrainStep:
             self._forward, self._chain = self._loss_of, draw_chain
             self.optimizer.zero_grad(set_to_none=True)
             undo()
-            # Compilers put the cause into the second line.
+            # Compiler errors give the cause in the second line.
             lines = [line.strip() for line in str(error).splitlines() if line.strip()]
             return f"{type(error).__name__}: {' '.join(lines[:2])}"
         return None
 
     def _trial(self) -> None:
-        """Run a step that stays at the current position, whose batch is ready."""
+        """Run a step on the current batch without advancing the position."""
         self._step()
         self._position.sub_(1)
 
     def _compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return ``function`` compiled.
 
-        A captured CUDA graph holds no reference to the kernels and constants that it uses, and torch.compile may drop
-        its entry when an object that it guards is deleted. The step keeps them alive.
+        A captured CUDA graph does not reference the kernels and constants that it uses, and torch.compile may drop its
+        cache entry when a guarded object is deleted. The step therefore keeps the compiled kernels alive.
         """
-        from torch._dynamo import lookup_backend  # a second to import, which only compiling needs
+        from torch._dynamo import lookup_backend  # takes a second to import and is needed only here
 
         backend, options = lookup_backend(self.backend), dict[str, Any]()
         if self.backend == "inductor" and self.device.type == "cuda":
-            # Networks for small images are hundreds of kernels of a few microseconds each, such as the casts of every
-            # weight. Combined kernels launch them side by side (benchmarks/records/step_time.json, call 4).
+            # Networks for small images launch hundreds of kernels of a few microseconds each, such as one cast per
+            # weight. Combo kernels merge independent ones (benchmarks/records/step_time.json, call 4).
             options["config_patches"] = {"combo_kernels": True}
 
         def keeping(graph: Any, inputs: Any) -> Any:
@@ -395,7 +395,7 @@ class TrainStep:
         return torch.compile(function, backend=keeping, dynamic=False)
 
     def _undo(self) -> Callable[[], None]:
-        """Return a function that undoes, in place, all that steps change from now on."""
+        """Return a function that restores, in place, all state that a step changes."""
         tensors = [*self.model.parameters(), *self.model.buffers(), self._clock.step, self._clock.forward]
         tensors += [self._position, self._rate, self._totals, self._first_bad]
         tensors += [each for s in self.optimizer.state.values() for each in s.values() if isinstance(each, Tensor)]
