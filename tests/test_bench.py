@@ -157,7 +157,7 @@ GPU = replace(ROW, device="cuda", backend="graph")
         (nn.Sequential(EVEN, DEPTHWISE), [ROW], HALF, ["Widths: 0 convolutions and 1 depthwise"]),
         (nn.Sequential(EVEN, Select(torch.tensor([0, 2]), 4)), [ROW], HALF, ["Gathers: 1 layers"]),
         (EVEN, [ROW], replace(HALF, activations=85), ["Memory traffic: 50% of the MACs are left, but 85%"]),
-        (EVEN, [GPU, replace(GPU, batch=64, **FASTER)], HALF, ["Batch: it is faster at 64 images"]),
+        (EVEN, [GPU, replace(GPU, batch=64, **FASTER)], HALF, ["Batch: it is faster with 64 images"]),
         (EVEN, [replace(GPU, backend="eager")], HALF, ["Launches"]),
     ],
 )

@@ -75,7 +75,7 @@ def test_a_file_that_differs_is_not_kept(tmp_path: Path, monkeypatch: pytest.Mon
     _, compact, example = compacted("residual")
     target = tmp_path / "small.onnx"
     target.write_bytes(b"an earlier file")
-    with pytest.raises(VerificationError, match=r"must compute what the network computes.*Got a difference"):
+    with pytest.raises(VerificationError, match=r"must have the outputs of the network.*Got a difference"):
         to_onnx(compact, example, target)
     assert [path.name for path in tmp_path.iterdir()] == ["small.onnx"]
     assert target.read_bytes() == b"an earlier file"
@@ -126,7 +126,7 @@ class Labelled(nn.Module):
 
 
 def test_outputs_that_are_no_tensors_are_said(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"Got int among those of Labelled"):
+    with pytest.raises(ModelError, match=r"Got int from Labelled"):
         to_onnx(Labelled(), torch.randn(2, 3), tmp_path / "net.onnx")
 
 
@@ -143,7 +143,7 @@ def test_depthwise_widths_without_a_fast_kernel_are_said(
 ) -> None:
     network = nn.Sequential(nn.Conv2d(3, width, 1), nn.Conv2d(width, width, 3, groups=width), nn.Conv2d(width, 16, 1))
     to_onnx(network, torch.randn(2, 3, 8, 8), tmp_path / "network.onnx")
-    assert ("of which 1 depthwise ones, have widths that are no multiples of 8" in caplog.text) is says
+    assert ("(1 of them depthwise) have numbers of channels that are not multiples of 8" in caplog.text) is says
 
 
 # --- folding ---------------------------------------------------------------------------------------------------

@@ -1,10 +1,10 @@
-"""softprune: train a CNN and prune its channels in one run, then remove the dead channels physically.
+"""softprune: train a CNN and prune its channels in one run, then remove the dead channels.
 
 pruner = softprune.SoftPruner(model, example, strength=1e-4)
 ...
-loss = pruner.loss(task_loss)   # the one changed line of your loop
+loss = pruner.loss(task_loss)   # the only change in your training loop
 ...
-small = pruner.compact()        # an ordinary, smaller nn.Module, verified equal
+small = pruner.compact()        # a smaller, ordinary nn.Module, verified to have the same outputs
 """
 
 import importlib.util
@@ -56,7 +56,7 @@ _NAMES = {
 }
 _DEFINED_IN = {name: module for module, names in _NAMES.items() for name in names}
 
-if not TYPE_CHECKING:  # a type checker would accept any name of a module that has __getattr__
+if not TYPE_CHECKING:  # with a module-level __getattr__, type checkers would accept any name
 
     def __getattr__(name: str) -> Any:
         """Import a public name or a module on first use, so that `softprune --help` does not import torch."""

@@ -1,4 +1,4 @@
-"""`python -m softprune`, which is also what torchrun starts."""
+"""Entry point of `python -m softprune` and of `torchrun -m softprune`."""
 
 from softprune.lab.cli import main
 

@@ -1,4 +1,4 @@
-"""Latency of dense and compact networks, measured in turns, and why a compact network is not faster."""
+"""Compare the latency of dense and compact networks, and explain why a compact network is not faster."""
 
 import statistics
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,10 +21,10 @@ from softprune.masks import check_unmasked
 __all__ = ["BenchReport", "BenchRow", "Runtime", "Timing", "alternate", "compare_latency"]
 
 BACKENDS = ("eager", "graph", "compile", "onnxruntime")
-"""PyTorch's eager mode; the same as a CUDA graph; torch.compile; and ONNX Runtime on the CPU."""
+"""Eager PyTorch, eager PyTorch captured as a CUDA graph, torch.compile, and ONNX Runtime on the CPU."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 BLOCK_SECONDS = 0.02
-"""Approximate length of a timed block. Shorter blocks measure the clock."""
+"""Approximate length of a timed block. In shorter ones the resolution of the clock matters."""
 MOST_CALLS = 1000
 
 
@@ -33,7 +33,7 @@ MOST_CALLS = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class Runtime:
-    """How a network runs. :func:`compare_latency` explains the fields."""
+    """Backend, device, dtype, batch size and threads of a measurement. :func:`compare_latency` documents them."""
 
     backend: str = "eager"
     device: str = "cpu"
@@ -53,21 +53,21 @@ class Runtime:
 
     @property
     def channels_last(self) -> bool:
-        """Whether the channels are last in memory, as tensor cores want them."""
+        """Whether to use the channels-last memory format, which is faster on tensor cores."""
         return self.on_gpu and DTYPES[self.dtype].itemsize == 2
 
     def place(self, tensor: Tensor) -> Tensor:
-        """Return a tensor on the device, in the precision and in the memory format."""
+        """Convert a tensor to the device, dtype and memory format."""
         moved = tensor.to(self.device, DTYPES[self.dtype] if tensor.is_floating_point() else None)
         order = torch.channels_last if self.channels_last else torch.contiguous_format
         return moved.contiguous(memory_format=order) if tensor.ndim == 4 else moved
 
     def call(self, model: nn.Module, example: ExampleLike) -> Call:
-        """Return what runs a copy of `model` in eval mode on the first `batch` samples of `example`."""
+        """Return a function that runs a copy of `model` in eval mode on `example` with batch size `batch`."""
         if self.backend == "onnxruntime" and (self.on_gpu or self.dtype != "float32"):
             raise ConfigError(f"The onnxruntime backend needs the CPU and float32. Got {self.device} and {self.dtype}.")
         if self.backend == "graph" and not self.on_gpu:
-            raise ConfigError(f"The graph backend needs an NVIDIA GPU. Got {self.device}; take eager or compile there.")
+            raise ConfigError(f"The graph backend needs an NVIDIA GPU. Got {self.device}; use eager or compile.")
         network = duplicated(model).eval()
         for tensor in (*network.parameters(), *network.buffers()):
             tensor.data = self.place(tensor.data)
@@ -85,7 +85,7 @@ class Runtime:
         return self.captured(call) if self.backend == "graph" else call
 
     def captured(self, call: Call, times: int = 1) -> Call:
-        """Return a call that replays `call` as a CUDA graph, so many times in one."""
+        """Capture `times` calls of `call` as a CUDA graph, and return a function that replays it."""
 
         def body() -> None:
             for _ in range(times):
@@ -95,7 +95,7 @@ class Runtime:
 
         def replay() -> Call:
             graph.replay()
-            return call  # which keeps the input: the graph reads it by its address
+            return call  # keeps the input alive, which the graph reads by address
 
         return replay
 
@@ -104,13 +104,13 @@ class Runtime:
             return torch.compile(network, dynamic=False)
         options = torch._inductor.list_mode_options("reduce-overhead")  # CUDA graphs
         if not self.channels_last:
-            # Otherwise the compiler converts convolutions to channels_last, which is slower for large float32 batches.
+            # By default, inductor converts convolutions to channels_last, which is slower for large float32 batches.
             options |= {"layout_optimization": False}
         return torch.compile(network, dynamic=False, options=options)
 
     @contextmanager
     def threads_set(self) -> Iterator[None]:
-        """Set the CPU threads of PyTorch for the block."""
+        """Set PyTorch's number of CPU threads within the block."""
         before = torch.get_num_threads()
         torch.set_num_threads(self.threads or before)
         try:
@@ -119,11 +119,11 @@ class Runtime:
             torch.set_num_threads(before)
 
     def time(self, networks: Mapping[str, nn.Module], example: Example, repeats: int = 15) -> "dict[str, Timing]":
-        """Time networks in turns."""
-        torch.compiler.reset()  # each measurement compiles for its own shapes, without reaching the recompilation limit
+        """Time the networks in alternation."""
+        torch.compiler.reset()  # each measurement compiles for its own shapes and must not hit the recompilation limit
         with self.threads_set():
             calls = {name: self.call(network, example) for name, network in networks.items()}
-            # The first call lets cuDNN choose algorithms, which the compiled networks reuse.
+            # In the first call cuDNN chooses algorithms, which the compiled networks reuse.
             with torch.compiler.set_stance("force_eager"):
                 for call in calls.values():
                     call()
@@ -135,7 +135,7 @@ class Runtime:
 
 @dataclass(frozen=True)
 class Timing:
-    """Milliseconds per call over several blocks."""
+    """Time per call in milliseconds, for each of several blocks."""
 
     blocks: tuple[float, ...]
 
@@ -159,14 +159,14 @@ class Timing:
 def alternate(
     calls: Mapping[str, Call], *, repeats: int = 15, warm_up: int = 3, finish: Call = lambda: None
 ) -> dict[str, Timing]:
-    """Time every call, after `warm_up` untimed ones, in `repeats` blocks in turns: A B, B A, A B, ...
+    """Time functions in `repeats` alternating blocks (A B, B A, A B, ...), after `warm_up` untimed calls of each.
 
     `finish` is called before the clock is read, to synchronise with a GPU.
     """
     for call in calls.values():
         for _ in range(warm_up):
             call()
-    # The same number of calls per block for all, so that a fixed cost per block has the same weight.
+    # All blocks have the same number of calls, so that a fixed cost per block has the same weight.
     slowest = max(seconds(call, 1, finish) for call in calls.values())
     number = min(max(int(BLOCK_SECONDS / max(slowest, 1e-9)), 1), MOST_CALLS)
     blocks: dict[str, list[float]] = {name: [] for name in calls}
@@ -179,26 +179,26 @@ def alternate(
 
 
 def paired_ratio(slow: Timing, fast: Timing) -> Timing:
-    """Return the ratios slow / fast of neighbouring blocks."""
+    """Return the ratios slow / fast of adjacent blocks."""
     return Timing(tuple(a / b for a, b in zip(slow.blocks, fast.blocks, strict=True)))
 
 
 # --- dense against compact -------------------------------------------------------------------------------------
 
 FASTER = 1.03
-"""A speed-up below this is none; the difference may be noise."""
+"""Speed-ups below this may be noise and count as none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BenchRow(Runtime):
-    """Dense against compact in one runtime."""
+    """Latency of the dense and the compact network in one runtime."""
 
     dense: Timing | None = None
     compact: Timing | None = None
     mac_ratio: float
-    """Dense MACs over compact MACs, the speed-up if time were proportional to MACs."""
+    """Dense MACs divided by compact MACs: the speed-up if time were proportional to MACs."""
     note: str = ""
-    """Why there is no measurement."""
+    """Reason for a missing measurement."""
 
     @property
     def ratio(self) -> Timing | None:
@@ -206,16 +206,16 @@ class BenchRow(Runtime):
 
     @property
     def speed_up(self) -> float | None:
-        """Dense time over compact time, the median over neighbouring blocks."""
+        """Dense time divided by compact time, the median over adjacent blocks."""
         return None if self.ratio is None else self.ratio.median
 
     @property
     def realised(self) -> float | None:
-        """Speed-up over MAC ratio: 1 where the whole MAC reduction becomes speed-up."""
+        """Speed-up divided by MAC ratio: 1 if the speed-up equals the MAC reduction."""
         return self.speed_up and self.speed_up / self.mac_ratio
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values for a JSON record."""
+        """Return the row as a dictionary for JSON."""
         values = asdict(self) | {"speed_up": self.speed_up, "realised": self.realised}
         for side, timing in (("dense", self.dense), ("compact", self.compact)):
             if timing is not None:
@@ -233,7 +233,7 @@ class BenchReport:
     dense_macs: int
     compact_macs: int
     advice: tuple[str, ...] = ()
-    """Likely causes, and what to try, where the compact network was not faster."""
+    """Likely causes and remedies if the compact network is not faster."""
 
     def __str__(self) -> str:
         lines = [
@@ -251,7 +251,7 @@ class BenchReport:
             lines.append(f"{head}{row.dense!s:<28} {row.compact!s:<28} {faster:<22} {row.realised:.2f}")
         return "\n".join([*lines, *self.advice])
 
-    __repr__ = __str__  # what a notebook shows
+    __repr__ = __str__  # for notebooks
 
 
 def compare_latency(
@@ -267,19 +267,19 @@ def compare_latency(
     fold_bn: bool = False,
     repeats: int = 15,
 ) -> BenchReport:
-    """Time `dense` and `compact` in turns on this machine.
+    """Measure the latencies of `dense` and `compact` on this machine, in alternating blocks.
 
     Args:
-        dense: The network before pruning. Its weights do not matter.
+        dense: The network before pruning, with any weights.
         compact: The network after pruning.
         example: An input of both: a tensor, a tuple of arguments, or (args, kwargs).
         backends: "eager", "graph" (eager as a CUDA graph), "compile" (on a GPU with CUDA graphs) or "onnxruntime".
         batches: Batch sizes. The example is repeated to fill them.
         device: The device to measure on.
         dtype: Precision of weights and inputs: "float32", "bfloat16", "float16" or "float64".
-        threads: CPU threads. 0 keeps the present number.
-        fold_bn: Fold BatchNorms into the layers before them, in both networks.
-        repeats: Timed blocks per network.
+        threads: CPU threads; 0 keeps the current number.
+        fold_bn: Fold BatchNorms into the preceding layers, in both networks.
+        repeats: Number of timed blocks per network.
     """
     runtimes = [
         Runtime(backend=backend, device=str(device), dtype=dtype, batch=size, threads=threads)
@@ -309,17 +309,17 @@ def _row(
         found |= runtime.time(networks, example, repeats)
     except SoftpruneError as error:
         found["note"] = str(error)
-    except Exception as error:  # of the network, the backend or the memory; the other rows are still useful
-        found["note"] = f"does not run: {type(error).__name__}: {first_line(error)}"
+    except Exception as error:  # such as out of memory or an unsupported operator; the other rows are still useful
+        found["note"] = f"failed: {type(error).__name__}: {first_line(error)}"
     used = replace(runtime, threads=runtime.threads or torch.get_num_threads())
     return BenchRow(**vars(used), mac_ratio=costs[0].macs / max(costs[1].macs, 1), **found)
 
 
 def advice(rows: Iterable[BenchRow], compact: nn.Module, costs: tuple[Cost, Cost]) -> tuple[str, ...]:
-    """Return a sentence for each likely cause where `compact` was not faster than the dense network.
+    """Return a sentence for each likely cause if `compact` is not faster than the dense network.
 
     Args:
-        costs: Of the dense and the compact network.
+        costs: Costs of the dense and the compact network.
     """
     rows = [row for row in rows if row.speed_up is not None]
     slow = [row for row in rows if row.speed_up is not None and row.speed_up < FASTER]
@@ -333,29 +333,29 @@ def advice(rows: Iterable[BenchRow], compact: nn.Module, costs: tuple[Cost, Cost
         (
             (any(row.on_gpu or row.backend == "onnxruntime" for row in slow) and plain + depthwise)
             or (slow and depthwise),
-            f"Widths: {odd} have widths that are no multiples of {WIDTH_MULTIPLE}, which have no fast kernels. "
-            f"`--round-to {WIDTH_MULTIPLE}` (or 16, 32) shows what multiples gain; then train with "
+            f"Widths: {odd} have numbers of channels that are not multiples of {WIDTH_MULTIPLE}, without fast kernels. "
+            f"Try `--round-to {WIDTH_MULTIPLE}` (or 16, 32) to see what multiples gain; then train with "
             "`--set method.round_to=auto` or, without a target, cut with `softprune compact RUN --round-to "
             f"{WIDTH_MULTIPLE} --out FOLDER`.",
         ),
         (
             slow and gathers,
-            f"Gathers: {gathers} layers read their channels of a shared stream through an index. If the training had "
+            f"Gathers: {gathers} layers gather their channels from a shared tensor by an index. If the training had "
             "no target, try compact(gathers=False) or `softprune compact RUN --no-gathers --out FOLDER`.",
         ),
         (
             slow and written > 1.25 * macs,
             f"Memory traffic: {macs:.0%} of the MACs are left, but {written:.0%} of the activations, which layers "
-            "write and read. Wide streams cause it: prune their channels, too, or whole blocks.",
+            "write and read. The cause is a wide residual stream: prune its channels too, or whole blocks.",
         ),
         (
             slow and larger,
-            f"Batch: it is faster at {', '.join(map(str, sorted(larger)))} images; fewer do not fill the device.",
+            f"Batch: it is faster with {', '.join(map(str, sorted(larger)))} images; fewer do not fill the device.",
         ),
         (
             any(row.on_gpu and row.backend == "eager" for row in slow),
-            "Launches: on a GPU the host's launches limit small networks and batches: try `--backend compile`, which "
-            "uses CUDA graphs.",
+            "Launches: on a GPU, kernel launches limit the speed of small networks and batches: try `--backend "
+            "compile`, which uses CUDA graphs.",
         ),
     )
     return tuple(sentence for applies, sentence in rules if applies)

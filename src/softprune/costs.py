@@ -1,4 +1,4 @@
-"""`cost`: MACs, activations and parameters of any model, counted on the operators that its forward really runs."""
+"""Count MACs, activations and parameters of any model, on the operators that its forward pass runs."""
 
 import math
 from collections import Counter
@@ -35,38 +35,38 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True, kw_only=True)
 class ModuleCost:
-    """The cost of one module, its submodules not included."""
+    """Cost of a module, without its submodules."""
 
     kind: str
-    """Name of the module's class."""
+    """Class name of the module."""
     macs: int = 0
-    """Multiply-accumulates of convolutions and linear layers."""
+    """MACs of convolutions and linear layers."""
     activations: int = 0
-    """Elements that convolutions and linear layers write."""
+    """Number of elements written by convolutions and linear layers."""
     params: int = 0
-    """Parameters; a tensor shared by several modules counts at the first of them only."""
+    """Number of parameters. A tensor shared by several modules is counted in the first one only."""
     channels: int = 0
-    """Width of a BatchNorm, 0 for other modules."""
+    """Number of channels of a BatchNorm, 0 for other modules."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """The cost of a model. The totals are the sums over `by_module`. Printed, it is a table."""
+    """Cost of a model, the sum over `by_module`. Prints as a table."""
 
     macs: int
-    """Multiply-accumulates of convolutions and linear layers."""
+    """MACs of convolutions and linear layers, per sample."""
     activations: int
-    """Elements that convolutions and linear layers write: memory traffic, which often limits the speed of a GPU."""
+    """Elements written by convolutions and linear layers, per sample: memory traffic, which often limits GPUs."""
     params: int
-    """Parameters, shared ones once."""
+    """Number of parameters. Shared ones are counted once."""
     channels: int
-    """Sum of the widths of all BatchNorms."""
+    """Number of channels of all BatchNorms."""
     by_module: Mapping[str, ModuleCost] = field(repr=False)
-    """Every module with parameters or MACs of its own, by name, in the model's order."""
+    """Costs by name of the module, for all modules with parameters, MACs or BatchNorm channels of their own."""
 
     @property
     def flops(self) -> int:
-        """Two for each multiply-accumulate."""
+        """Two FLOPs per MAC."""
         return 2 * self.macs
 
     def __str__(self) -> str:
@@ -74,13 +74,13 @@ class Cost:
         rows += [(name or "(root)", part.kind, *_figures(part)) for name, part in self.by_module.items()]
         rows.append(("total", "", *_figures(self)))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        # Names to the left, figures to the right.
+        # Align names to the left and numbers to the right.
         line = "  ".join(f"{{:{'<' if place < 2 else '>'}{width}}}" for place, width in enumerate(widths))
         heading, *parts, total = (line.format(*row) for row in rows)
         rule = "-" * len(heading)
         return "\n".join([heading, rule, *parts, rule, total])
 
-    __repr__ = __str__  # what a notebook shows
+    __repr__ = __str__  # for notebooks
 
 
 def _figures(part: ModuleCost | Cost) -> tuple[str, ...]:
@@ -88,12 +88,12 @@ def _figures(part: ModuleCost | Cost) -> tuple[str, ...]:
 
 
 def cost(model: nn.Module, example: ExampleLike) -> Cost:
-    """Return what `model` costs per sample, in eval mode. Nothing is computed and the model is not changed.
+    """Count the cost of `model` per sample, in eval mode, on tensors without data. The model is not changed.
 
     Args:
         model: Any model.
-        example: What the model is called with: a tensor, a tuple of arguments, or ``(args, kwargs)``. Where its tensors
-            do not share their first dimension, there are no samples: the whole call counts.
+        example: An input of the model: a tensor, a tuple of arguments, or ``(args, kwargs)``. If its tensors have
+            different first dimensions, there is no batch, and the cost is that of the whole call.
     """
     check_is_module(model)
     params = _params_by_module(model)
@@ -120,7 +120,7 @@ def cost(model: nn.Module, example: ExampleLike) -> Cost:
 
 def _params_by_module(model: nn.Module) -> Counter[str]:
     counts: Counter[str] = Counter()
-    for name, parameter in model.named_parameters():  # a tied parameter comes once, under its first name
+    for name, parameter in model.named_parameters():  # yields a shared parameter once, under its first name
         if nn.parameter.is_lazy(parameter):
             raise ModelError(
                 "Costs need parameters of known shape. "
@@ -131,22 +131,22 @@ def _params_by_module(model: nn.Module) -> Counter[str]:
 
 
 def _per_sample(model: nn.Module, example: Example) -> tuple[Counter[str], Counter[str]]:
-    """Of one sample; else of a batch from which that of one can be told; else of the example as given."""
+    """Count MACs and activations with one sample; if this fails, with a small batch; else with the example as given."""
     for batch in (1, ANALYSIS_BATCH) if example.batch_size() is not None else ():
         try:
             return _by_module(model, example.with_batch(batch))
         except ModelError:
-            logger.debug("the model takes no batch of %d", batch, exc_info=True)
+            logger.debug("the model does not accept a batch of %d", batch, exc_info=True)
     return _by_module(model, example)
 
 
 def _by_module(model: nn.Module, example: Example) -> tuple[Counter[str], Counter[str]]:
-    """MACs and activations per sample of every call, by the innermost module in whose forward it happened."""
+    """Return MACs and activations per sample, by name of the innermost module whose forward ran the operator."""
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
     fakes = {name: fake_like(fake_mode, tensor) for name, tensor in (*model.named_parameters(), *model.named_buffers())}
     for name, parameter in model.named_parameters():
-        # It keeps every linear layer a plain 2-D product: ATen would batch some of them, which looks like attention,
-        # and PyTorch's own attention would take a fused path.
+        # With gradients every linear layer is a plain 2-D product. Without, ATen would batch some of them, which looks
+        # like attention, and PyTorch's own attention would use a fused path.
         fakes[name].requires_grad_(parameter.is_floating_point())
     counter = _MacCounter(Constants(fake_mode), batch=example.batch_size() or 1)
     with PROCESS_WIDE, attributes_kept(model):
@@ -165,15 +165,15 @@ def _by_module(model: nn.Module, example: Example) -> tuple[Counter[str], Counte
                 torch.func.functional_call(model, fakes, call.args, call.kwargs)
         except Exception as error:
             raise ModelError(
-                "Costs are counted by running the forward once on tensors that have shapes but no data. "
-                f"Got {type(error).__name__}: {first_line(error)}. Check that the example is what the forward takes, "
-                "and that the forward does not branch on values."
+                "Costs are counted by running the forward pass on tensors that have shapes but no data. "
+                f"Got {type(error).__name__}: {first_line(error)}. Check that the forward pass accepts the example and "
+                "does not branch on values."
             ) from error
     return counter.macs, counter.written
 
 
 class _MacCounter(TorchDispatchMode):
-    """Adds up MACs and activations per sample, by the module that is running."""
+    """Accumulates MACs and activations per sample, by the running module."""
 
     def __init__(self, constants: Constants, batch: int) -> None:
         super().__init__()
@@ -195,15 +195,15 @@ class _MacCounter(TorchDispatchMode):
 
 
 def _convolution(x: Tensor, weight: Tensor, *rest: Any, out: Tensor) -> tuple[int, int]:
-    # Every weight is used once per output position; in a transposed convolution, once per input position.
+    # Every weight is used once per output position, or in a transposed convolution, once per input position.
     *_, transposed, _, groups = rest
     positions = (x if transposed else out).shape[2:]
-    # Weights of each sample (CondConv) are groups of one convolution, so that the groups may contain the batch.
+    # Per-sample weights (CondConv) are groups of a single convolution, so the groups may include the batch.
     return x.shape[0] * math.prod(positions) * groups, weight.numel() // groups
 
 
 def _product(*operands: Tensor, out: Tensor) -> tuple[int, int]:
-    *_, left, right = operands  # after a bias, if there is one
+    *_, left, right = operands  # preceded by a bias in addmm and addmv
     return math.prod(left.shape[:-1]), right.numel()
 
 
@@ -215,8 +215,8 @@ def _recurrent(x: Tensor, weights: Sequence[Tensor], *rest: Any, out: Any) -> tu
     return math.prod(x.shape[:-1]), sum(weight.numel() for weight in weights if weight.dim() > 1)
 
 
-# How often each weight is used in the whole batch, and how many weights there are. Batched products (bmm, attention)
-# are not linear layers and have no entry; F.linear arrives as one of these.
+# Functions that return (uses per weight in the whole batch, number of weights). F.linear is decomposed into one of
+# these operators. Batched products (bmm, attention) are not linear layers and have no entry.
 _FORMULAS: dict[Any, Callable[..., tuple[int, int]]] = {
     aten.convolution.default: _convolution,
     aten.mm.default: _product,

@@ -1,4 +1,4 @@
-"""Devices: timing, CUDA graphs, the widths they compute fast, and what the processes of a group agree on."""
+"""Device helpers: timing, CUDA graphs, fast numbers of channels, and broadcasts between processes."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -10,33 +10,33 @@ from torch import Tensor, nn
 Call = Callable[[], object]
 
 WARM_UP_CALLS = 3
-"""Calls before a capture, as PyTorch's documentation asks for."""
+"""Warm-up calls before a capture, as recommended by PyTorch's documentation."""
 WIDTH_MULTIPLE = 8
-"""Convolutions with widths that are no multiples of this are slow on tensor cores and in ONNX Runtime."""
+"""Convolutions are slow on tensor cores and in ONNX Runtime if their channels are not a multiple of this."""
 CPU_MULTIPLE = 16
-"""The channels that fill a register of AVX-512, in the blocks of which CPU libraries store feature maps."""
+"""float32 channels in an AVX-512 register, the block size in which CPU libraries store feature maps."""
 GPU_MULTIPLE = 32
-"""The channels of a step of tensor cores' larger kernels in half precision."""
+"""Channels per step of the larger tensor-core kernels in half precision."""
 IMAGE_CHANNELS = 4
-"""An input with at most this many channels is an image, whose channels are never cut."""
+"""An input with at most this many channels is assumed to be an image, whose channels are never removed."""
 
 
 def has_fast_bf16(device: torch.device) -> bool:
-    """Return whether bfloat16 is computed in hardware. A CPU without it emulates it, which is far slower."""
+    """Return whether the device computes bfloat16 in hardware. Emulation on a CPU is much slower than float32."""
     if device.type != "cpu":
         return True
     return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def synchronizer(device: torch.device) -> Call:
-    """Return a function that waits until the device is idle."""
+    """Return a function that waits for all work on the device."""
     if device.type == "cuda":
         return lambda: torch.cuda.synchronize(device)
     return lambda: None
 
 
 def seconds(call: Call, number: int, wait: Call) -> float:
-    """Return the seconds that ``number`` calls take, from an idle device to an idle device."""
+    """Return the time of ``number`` calls in seconds, synchronised with the device by ``wait`` before and after."""
     wait()
     start = time.perf_counter()
     for _ in range(number):
@@ -46,9 +46,9 @@ def seconds(call: Call, number: int, wait: Call) -> float:
 
 
 def capture_graph(body: Call, device: torch.device, *, trial: Call, undo: Call) -> torch.cuda.CUDAGraph:
-    """Capture `body` as a CUDA graph: one call replays all of its kernels.
+    """Capture `body` as a CUDA graph, which replays all of its kernels in one call.
 
-    First run `trial`, which does the same as `body`, a few times, so that libraries choose their algorithms and
+    `trial`, which does the same as `body`, is called a few times first, so that libraries choose algorithms and
     compilers compile. Then `undo` reverts its effects. The capture itself executes nothing.
     """
     # Warm-up and capture share a stream, since autograd records the stream on which a gradient is accumulated.
@@ -61,35 +61,35 @@ def capture_graph(body: Call, device: torch.device, *, trial: Call, undo: Call) 
     undo()
     torch.cuda.synchronize(device)
     graph = torch.cuda.CUDAGraph()
-    # Only this thread's calls must be capturable; a loader's thread may pin memory meanwhile.
+    # Restrict the capture to this thread: the pinning thread of a data loader may make calls that cannot be captured.
     with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
         body()
     return graph
 
 
 def is_distributed() -> bool:
-    """Return whether this process is one of several in a process group."""
+    """Return whether this process belongs to a process group of more than one process."""
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
 def broadcast_from_rank0_(*tensors: Tensor) -> None:
-    """Copy the tensors of rank 0 to every process. All processes must call this together."""
+    """Copy the tensors of rank 0 to all processes, in place. All processes must call this together."""
     if is_distributed():
         for tensor in tensors:
             dist.broadcast(tensor, src=0)
 
 
 def default_multiple(device: torch.device | str) -> int:
-    """Return the multiple of channels in which networks are fast on a device, in half precision on a GPU."""
+    """Return the multiple of channels at which networks are fast on a device; on a GPU, in half precision."""
     return GPU_MULTIPLE if torch.device(device).type == "cuda" else CPU_MULTIPLE
 
 
 def fitting_multiple(multiple: int, widths: Sequence[int], required: int) -> int:
-    """Return `multiple`, halved until most layers hold it twice.
+    """Return `multiple`, halved until most layers have at least twice as many channels.
 
-    A layer that holds it once can only stay whole or go. Where most layers must stay (`required` counts them), as in a
-    chain, three quarters have to hold it twice, or little could be cut. Where most are branches that may go altogether,
-    more than half.
+    A layer with fewer channels can only be kept or removed as a whole. If most layers cannot be removed, as in a chain
+    (`required` is their number), three quarters of the layers must be wide enough, or little could be cut. If most are
+    branches that can be removed, more than half of them must be.
     """
     chain = 2 * required > len(widths)
     while multiple > 1:
@@ -101,12 +101,12 @@ def fitting_multiple(multiple: int, widths: Sequence[int], required: int) -> int
 
 
 def disliked_widths(model: nn.Module) -> tuple[int, int, int]:
-    """Return the numbers of plain and of depthwise convolutions whose widths are no multiples, and of all."""
+    """Count plain and depthwise convolutions with channels that are not multiples of WIDTH_MULTIPLE, and all."""
     odd, total = [0, 0], 0
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
             depthwise = module.groups > 1 and module.groups == module.in_channels
-            # The channels of an image are never cut.
+            # The channels of an image are never removed.
             widths = [module.out_channels, module.in_channels if module.in_channels > IMAGE_CHANNELS else 0]
             odd[depthwise] += any(width % WIDTH_MULTIPLE for width in widths)
             total += 1

@@ -1,4 +1,4 @@
-"""Networks as ONNX files, compared with the network in ONNX Runtime before they are written; BatchNorm folding."""
+"""ONNX export, verified in ONNX Runtime before the file is written, and BatchNorm folding."""
 
 import inspect
 import logging
@@ -33,23 +33,23 @@ __all__ = ["ExportReport", "fold_batch_norms", "to_onnx"]
 logger = get_logger(__name__)
 
 TRACED_BATCH = 2
-"""Batch size of the trace. torch.export treats a size of one as a constant."""
+"""Batch size of the trace, since torch.export specialises on a size of 1."""
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
-"""Largest difference between two runtimes relative to the largest output. They add in different orders."""
+"""Maximum difference between two runtimes relative to the largest output: they sum in different orders."""
 _PACKAGES = "onnx onnxscript onnxruntime"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExportReport(Comparison):
-    """A file that was written and verified. Prints as one line."""
+    """Report of a written and verified file. Prints as one line."""
 
     path: Path
     bytes: int
-    """Size of the file."""
+    """Size of the file in bytes."""
     runtime: str
-    """The runtime of the verification, with its version."""
+    """Name and version of the runtime used for verification."""
     folded: int = 0
-    """Number of BatchNorms folded into the layer before them."""
+    """Number of BatchNorms folded into the preceding layer."""
 
     def __str__(self) -> str:
         folded = f", {self.folded} BatchNorms folded" if self.folded else ""
@@ -58,7 +58,7 @@ class ExportReport(Comparison):
             f"{self.max_difference:.1e} at output scale {self.scale:.1e} (inputs {'; '.join(self.inputs)})"
         )
 
-    __repr__ = __str__  # what a notebook shows
+    __repr__ = __str__  # for notebooks
 
 
 def to_onnx(
@@ -69,14 +69,14 @@ def to_onnx(
     fold_bn: bool = False,
     dynamic_batch: bool = True,
 ) -> ExportReport:
-    """Write `model` as one ONNX file, run it in ONNX Runtime and compare its outputs with those of `model`.
+    """Export `model` to ONNX, run the export in ONNX Runtime, and write it if the outputs equal those of `model`.
 
     Args:
         model: A network without masks, such as a compact network. It is not changed.
         example: An input: a tensor, a tuple of arguments, or (args, kwargs).
-        path: The file to write, ending in .onnx. An existing file is replaced only by a verified one.
-        fold_bn: Fold BatchNorms into the layers before them.
-        dynamic_batch: Accept any batch size.
+        path: The file to write, ending in .onnx. An existing file is replaced only after verification.
+        fold_bn: Fold BatchNorms into the preceding layers.
+        dynamic_batch: Make the batch size dynamic.
     """
     target = Path(path)
     if target.suffix != ".onnx":
@@ -90,7 +90,7 @@ def to_onnx(
     if dynamic_batch and batch is None:
         raise ModelError(
             "A dynamic batch size needs inputs whose first dimension is the batch. Got first dimensions "
-            f"{[tuple(tensor.shape)[:1] for tensor in given.tensors()]}. Pass dynamic_batch=False."
+            f"{[tuple(tensor.shape)[:1] for tensor in given.tensors()]}; pass dynamic_batch=False."
         )
     if dynamic_batch and batch == 1:
         given = given.with_batch(TRACED_BATCH)
@@ -100,7 +100,7 @@ def to_onnx(
         call_for = onnx_session(content)
     except SoftpruneError:
         raise
-    except Exception as error:  # exporters and runtimes raise errors of many classes
+    except Exception as error:  # exporters and runtimes raise many kinds of errors
         raise _export_error(small, error) from error
     sizes = [size for size in (1, 5, 3) if size != given.batch_size()][:2] if dynamic_batch else []
     attempts = [given, *(noise(each, 0, scales=(1.0,)) for each in (given, *map(given.with_batch, sizes)))]
@@ -117,23 +117,23 @@ def to_onnx(
 
 @torch.no_grad()
 def onnx_content(model: nn.Module, given: Example, *, dynamic_batch: bool) -> bytes:
-    """Return `model` as the content of an ONNX file."""
+    """Export `model` and return the content of the ONNX file."""
     outputs = pytree.tree_leaves(model(*given.args, **given.kwargs))
     other = {type(each).__name__ for each in outputs if not isinstance(each, Tensor | None)}
     if other:
         raise ModelError(
-            f"An ONNX file has tensors as outputs. Got {', '.join(sorted(other))} among those of "
-            f"{type(model).__name__}; export a module that returns its tensors alone."
+            f"An ONNX file can only output tensors. Got {', '.join(sorted(other))} from "
+            f"{type(model).__name__}; export a module that returns only its tensors."
         )
     exporter_log = logging.getLogger("torch.onnx")
     level = exporter_log.level
     exporter_log.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the exporter about itself
+            warnings.simplefilter("ignore")  # the exporter warns about its own code
             program = torch.onnx.export(
                 model,
-                # An argument that is a dict would be taken for the keywords if it were last.
+                # torch.onnx.export takes a dict in last place as keyword arguments, so always pass them.
                 (*given.args, given.kwargs),
                 dynamo=True,
                 dynamic_shapes=_dynamic_shapes(model, given) if dynamic_batch else None,
@@ -146,9 +146,9 @@ def onnx_content(model: nn.Module, given: Example, *, dynamic_batch: bool) -> by
 
 
 def onnx_session(content: bytes, *, threads: int = 0) -> Callable[[Example], Callable[[], Any]]:
-    """Open the content of an ONNX file in ONNX Runtime on the CPU; return what makes the call for an input.
+    """Open the content of an ONNX file in ONNX Runtime on the CPU; return a function from an input to a call on it.
 
-    `threads`: 0 leaves them to the runtime.
+    `threads`: CPU threads; 0 for the default of the runtime.
     """
     runtime = import_optional("onnxruntime", "ONNX", _PACKAGES)
     options = runtime.SessionOptions()
@@ -165,30 +165,30 @@ def onnx_session(content: bytes, *, threads: int = 0) -> Callable[[Example], Cal
 
 
 def _warn_of_widths(model: nn.Module, runtime: str) -> None:
-    """Warn of convolutions with widths for which the runtime of a file has no fast kernels."""
+    """Warn about convolutions whose numbers of channels have no fast kernels in the runtime."""
     plain, depthwise, total = disliked_widths(model)
-    if depthwise or 2 * plain > total:  # some plain ones, as those of squeeze-and-excitation, have odd widths by design
+    if depthwise or 2 * plain > total:  # a few, such as those in squeeze-and-excitation, have odd widths by design
         logger.warning(
-            "softprune: %d convolutions, of which %d depthwise ones, have widths that are no multiples of %d, which %s "
-            "computes slowly: prune with round_to='auto'",
+            "softprune: %d convolutions (%d of them depthwise) have numbers of channels that are not multiples of %d, "
+            "which are slow in %s: prune with round_to='auto'",
             *(plain + depthwise, depthwise, WIDTH_MULTIPLE, runtime),
         )
 
 
 def _dynamic_shapes(model: nn.Module, example: Example) -> dict[str, Any]:
-    """Return the free dimensions for an exporter by parameter name of forward(): the batch."""
+    """Return `dynamic_shapes` for the exporter: the batch dimension of every tensor argument of forward()."""
     batch = torch.export.Dim("batch", min=1)
     bound = inspect.signature(model.forward).bind(*example.args, **example.kwargs)
     return pytree.tree_map(lambda leaf: {0: batch} if isinstance(leaf, Tensor) else None, dict(bound.arguments))
 
 
 def _export_error(model: nn.Module, error: BaseException) -> ModelError:
-    """Return the error for a network that the exporter rejects, with the root cause of the exporter's error."""
+    """Return the error for a network that cannot be exported, with the root cause of the exporter's error."""
     causes = [error]
     while (cause := causes[-1].__cause__) is not None and cause not in causes:
         causes.append(cause)
     return ModelError(
-        f"The exporter must accept the network. Got {type(causes[-1]).__name__} for {type(model).__name__}: "
+        f"The network must be exportable to ONNX. Got {type(causes[-1]).__name__} for {type(model).__name__}: "
         f"{first_line(causes[-1])}. If forward() fixes the batch size, pass dynamic_batch=False."
     )
 
@@ -196,19 +196,19 @@ def _export_error(model: nn.Module, error: BaseException) -> ModelError:
 def _compare_outputs(
     model: nn.Module, run: Callable[[Example], Sequence[Tensor]], attempts: Sequence[Example]
 ) -> Comparison:
-    """Run both on every input. Raise a VerificationError where they differ by more than TOLERANCES."""
+    """Run both on every input. Raise a VerificationError if their outputs differ by more than TOLERANCES."""
     found = []
     for attempt in attempts:
         shape = shapes_of(attempt)
         try:
             expected = outputs_of(model, attempt)
             difference, size = compare(expected, run(attempt))
-        except Exception as error:  # an exporter may fix a batch size that was declared dynamic, without an error
+        except Exception as error:  # the exporter may silently fix a batch size that was declared dynamic
             raise _export_error(model, error) from error
         limit = max((TOLERANCES.get(output.dtype, 0.0) for output in expected), default=0.0)
         if not difference <= limit * max(size, 1e-30):
             raise VerificationError(
-                f"An ONNX file must compute what the network computes, within {limit:g} of its output. Got a "
+                f"An ONNX file must have the outputs of the network, within {limit:g} of their scale. Got a "
                 f"difference of {difference:.3g} at output scale {size:.3g} on input {shape}. Nothing was written."
             )
         found.append((difference, size))
@@ -221,16 +221,16 @@ LAYERS = {"conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", 
 
 
 def fold_batch_norms(model: nn.Module, example: ExampleLike) -> nn.Module:
-    """Return a new module in eval mode with every BatchNorm folded into the layer before it where that is exact.
+    """Return a copy in eval mode with BatchNorms folded into the preceding layers where this is exact.
 
-    A BatchNorm is folded if it alone reads a convolution or linear layer and both are called once with parameters of
-    their own. It is replaced by nn.Identity; BatchNorms of timm keep their activation. Others stay, such as those that
-    read a shared stream in a DenseNet.
+    A BatchNorm is folded if it is the only reader of a convolution or linear layer, and if both are called once and
+    share no parameters. It is replaced by nn.Identity; BatchNorms of timm keep their activation. Other BatchNorms are
+    kept, such as those that read a shared tensor in a DenseNet.
 
-    The result is verified against `model` as a cut is, in float64 and in its own precision. It is no longer the network
-    that its plan describes: save the compact network with `softprune.save` and fold for the export.
+    The result is verified against `model` like a cut, in float64 and in its own precision. Plans do not apply to it, so
+    save the compact network itself with `softprune.save` and fold it for export.
 
-    `model` has no masks, such as a compact network; `example` is an input: a tensor, a tuple of arguments, or
+    `model` must have no masks, such as a compact network. `example` is an input: a tensor, a tuple of arguments, or
     (args, kwargs).
     """
     check_unmasked(model, "an export")
@@ -243,17 +243,17 @@ def fold_batch_norms(model: nn.Module, example: ExampleLike) -> nn.Module:
     try:
         folded, _ = changed_and_verified(model, fold_, example, {})
     except VerificationError:
-        # A custom layer class may ignore its bias, for example. Such layers keep their BatchNorms.
+        # Custom layer classes may, for example, ignore their bias. Fold only into layers of torch.nn.
         pairs = [pair for pair in pairs if type(model.get_submodule(pair[0])).__module__.startswith("torch.nn.")]
         folded, _ = changed_and_verified(model, fold_, example, {})
     if hasattr(folded, HISTORY):
         delattr(folded, HISTORY)
-    logger.debug("folded %d BatchNorms into the layer before them", len(pairs))
+    logger.debug("folded %d BatchNorms into the preceding layer", len(pairs))
     return folded.eval()
 
 
 def _pairs(model: nn.Module, nodes: list[Node]) -> list[tuple[str, str]]:
-    """Return (layer, BatchNorm) names where folding is exact."""
+    """Return the names (layer, BatchNorm) of pairs that can be folded exactly."""
     pairs = []
     for node in nodes:
         if node.op != "call_function" or operator_name(node) != "batch_norm":
@@ -262,7 +262,7 @@ def _pairs(model: nn.Module, nodes: list[Node]) -> list[tuple[str, str]]:
         if not isinstance(source, Node) or source.op != "call_function" or operator_name(source) not in LAYERS:
             continue
         if operator_name(source) == "linear" and source.meta["val"].ndim != 2:
-            continue  # the BatchNorm's channels are then not the layer's outputs
+            continue  # the channels of the BatchNorm are not the outputs of the layer
         norm, layer = _sole_owner(node), _sole_owner(source)
         if norm is None or layer is None or len(source.users) > 1:
             continue
@@ -271,13 +271,13 @@ def _pairs(model: nn.Module, nodes: list[Node]) -> list[tuple[str, str]]:
         owner, weights = model.get_submodule(layer), model.named_parameters(remove_duplicate=False)
         plain = isinstance(owner, (nn.modules.conv._ConvNd, nn.Linear))
         if plain and is_known_batch_norm(type(module)) and module.running_mean is not None and not hooked:
-            # A weight that another module has as well stays.
+            # A weight shared with another module must not change.
             pairs += [(layer, norm)] if sum(tensor is owner.weight for _, tensor in weights) == 1 else []
     return pairs
 
 
 def _sole_owner(node: Node) -> str | None:
-    """Return the module whose parameters only `node` reads, or None."""
+    """Return the name of the module whose parameters are read by `node` only, or None."""
     inputs = [argument for argument in node.all_input_nodes[1:] if argument.op == "placeholder"]
     names = [argument.meta.get("tensor") for argument in inputs]
     if not names or None in names or any(len(argument.users) > 1 for argument in inputs):

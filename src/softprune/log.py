@@ -1,4 +1,4 @@
-"""The loggers of the package: in distributed training rank 0 alone gives warnings, which all processes would repeat."""
+"""Loggers of the package. In distributed training only rank 0 logs warnings, which all ranks would repeat."""
 
 import logging
 import os
@@ -6,15 +6,15 @@ import sys
 
 
 def get_logger(name: str) -> logging.Logger:
-    """Return a logger. On other ranks than 0 its messages below ERROR appear only where level DEBUG is set."""
+    """Return a logger that, on ranks other than 0, drops messages below ERROR unless its level is DEBUG."""
     logger = logging.getLogger(name)
-    # Of a parent only handlers and level count for the messages of a logger, not filters.
+    # Each logger needs the filter: filters of a parent do not apply to messages of its children.
     logger.addFilter(_is_shown)
     return logger
 
 
 def is_rank_0() -> bool:
-    """Return whether this is the only process, or rank 0 of its process group or of those that torchrun started."""
+    """Return whether this is the only process, or rank 0 of its process group or of torchrun's processes."""
     distributed = sys.modules.get("torch.distributed")  # not imported here: `softprune --help` needs no torch
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return bool(distributed.get_rank() == 0)

@@ -1,4 +1,4 @@
-"""The constants of SCP's masks. They stand here so that recipes and reports are read without torch."""
+"""Constants of SCP's masks. Does not import PyTorch, so that recipes and reports can be read without it."""
 
 import math
 from dataclasses import dataclass
@@ -18,37 +18,37 @@ _RANGES = {
     # Below 1e-12 the density of an almost constant channel can overflow float32 in the gradient of gamma.
     "eps": (1e-12, math.inf),
 }
-"""The smallest value of each number, and what it must be less than."""
+"""Inclusive minimum and exclusive maximum of each constant."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MaskConfig:
-    """Constants of SCP's masks and of its sparsity loss (section 3 of the paper).
+    """Constants of SCP's masks and sparsity loss (section 3 of the paper).
 
-    ``delta`` and ``tau`` are the paper's. ``k``, ``c`` and ``s`` are absent from it and come from the authors' code.
+    ``delta`` and ``tau`` are from the paper; ``k``, ``c`` and ``s`` are not in it and are from the authors' code.
     """
 
     delta: float = 0.05
-    """A channel counts as dead where the output of the activation stays within ``delta`` of zero."""
+    """A channel counts as dead if the activation's output stays within ``delta`` of zero."""
     delta_two_sided: float = 0.05
-    """The same threshold where both tails of the channel reach the next layer: activations such as LeakyReLU or
-    none at all, and every site when ``use_relu`` is off. The paper does not give its value."""
+    """The threshold for sites where both tails of the distribution reach the next layer: those with an activation such
+    as LeakyReLU or none, and all sites if ``use_relu`` is False. Its value is not in the paper."""
     tau: float = 0.5
-    """Temperature of the relaxed Bernoulli sample; towards 0 the sample becomes binary."""
+    """Temperature of the relaxed Bernoulli distribution; samples become binary as it approaches 0."""
     k: float = 20.0
     """Slope of the drop probability around ``c``."""
     c: float = 0.95
     """Dead probability above which a channel is pruned."""
     s: float = 2.0
-    """Weight of ``|gamma|`` beside ``beta`` in the sparsity loss: how many standard deviations of the channel should
-    lie below the threshold. The paper's CIFAR-100 runs used 3."""
+    """Weight of ``|gamma|`` relative to ``beta`` in the sparsity loss: the number of standard deviations of the channel
+    that should lie below the threshold. The paper's CIFAR-100 runs use 3."""
     eps: float = 1e-8
-    """Added to ``|gamma|``, so that a constant channel has a dead probability."""
+    """Added to ``|gamma|``, so that the dead probability of a constant channel is defined."""
     gate_statistics: GateStatistics = "both"
-    """Which running statistics are not updated in a channel whose sample is off: ``"both"``; ``"mean"``, as in the
-    authors' VGG networks, whose running variance is updated in every step; or ``"none"``, as in plain BatchNorm."""
+    """Which running statistics are not updated while a channel's sampled mask is off: ``"both"``; ``"mean"``, as in the
+    authors' VGG networks, whose running variance is always updated; or ``"none"``, as in plain BatchNorm."""
     use_relu: bool = True
-    """False is the paper's ablation "SCP without ReLU": decide from BatchNorm alone, two-sided everywhere."""
+    """False is the paper's ablation "SCP without ReLU": use the BatchNorm alone, with two-sided thresholds."""
 
     def __post_init__(self) -> None:
         for name, (low, high) in _RANGES.items():

@@ -1,7 +1,7 @@
-"""Noise of the masks, a pure function of (seed, step, forward, site, channel), and order and augmentation of images.
+"""Noise of the masks, a pure function of (seed, step, forward, site, channel), and of data order and augmentation.
 
-An integer hash in tensor operations rather than a random generator: it needs no state beyond two counters,
-so that the noise is the same on every rank, after a resume, eager, compiled and inside a CUDA graph.
+The noise is an integer hash computed with tensor operations. Unlike a random generator, it has no state except two
+counters, so it is the same on all ranks, after resuming, in eager mode, compiled, and inside a CUDA graph.
 """
 
 from collections import deque
@@ -15,18 +15,18 @@ from softprune.errors import ConfigError, ModelError, is_integer
 Word = TypeVar("Word", int, Tensor)
 
 _MASK = 0xFFFFFFFF
-# Keep the (step, forward) words and the (site, channel) words of one seed apart.
+# Separate the hashes of (step, forward) from those of (site, channel) with the same seed.
 _TIME, _PLACE = 0x74696D65, 0x73697465
 _REMEMBERED = 1024
-"""Forwards of a step whose noise an activation checkpoint can repeat."""
+"""Number of forward passes of a step whose noise can be repeated when an activation checkpoint recomputes them."""
 
 
 @torch.library.custom_op("softprune::tick", mutates_args=("counter",))
 def _tick(counter: Tensor) -> Tensor:
-    """Advance a counter in place and return a copy of it.
+    """Increment a counter in place and return a copy of it.
 
-    An operator of its own, because torch.compile likes to compute cheap things again in backward: from the
-    counter itself, which has moved by then, it would arrive at the noise of another forward.
+    This is a custom operator because torch.compile recomputes cheap operations in the backward pass. Recomputed from
+    the counter, which may have advanced by then, the noise would be that of another forward pass.
     """
     counter.add_(1)
     return counter.clone()
@@ -38,24 +38,24 @@ def _(counter: Tensor) -> Tensor:
 
 
 def in_backward() -> bool:
-    """Whether autograd runs: a forward that begins now is one that an activation checkpoint recomputes."""
+    """Return whether autograd is running, so that a forward pass is a recomputation by an activation checkpoint."""
     return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
 
 
 class Clock:
-    """The position in training: the optimizer's step, and the root forward within it.
+    """The position in training: the optimizer step, and the forward pass of the root module within it.
 
-    Both are 0-d int64 tensors that only ever change in place; reading and advancing them never waits for the
-    device. A gate that is sampled before any forward was announced sees forward 0.
+    Both are 0-d int64 tensors that change only in place; reading and advancing them never synchronises with the device.
+    A mask sampled before the first call of :meth:`begin_forward` uses forward pass 0.
     """
 
     step: Tensor
-    """Optimizer steps taken."""
+    """Number of optimizer steps taken."""
     forward: Tensor
-    """Root training forwards begun since the last step; the first one of a step is number 1."""
+    """Number of training forward passes of the root module since the last step; the first one has number 1."""
     reading: Tensor
-    """``forward`` as the forward in progress has read it: what its noise depends on. Between two steps it is
-    ``forward`` itself: a tensor that stays, because a CUDA graph of a step goes on reading where it has read first."""
+    """The value of ``forward`` for the current forward pass, on which its noise depends. Between steps it is the tensor
+    ``forward`` itself, since a CUDA graph keeps reading from the address at which it was captured."""
 
     def __init__(self, seed: int = 0, device: torch.device | str | None = None) -> None:
         if not is_integer(seed):
@@ -65,18 +65,18 @@ class Clock:
         self.forward = torch.zeros((), dtype=torch.int64, device=device)
         self.reading = self.forward
         self._forwards: deque[tuple[int, Tensor]] = deque(maxlen=_REMEMBERED)
-        """The first number that autograd gave to a node of each forward of this step, and its reading."""
+        """For each forward pass of this step: the sequence number of its first autograd node, and its reading."""
 
     def begin_forward(self) -> None:
-        """Begin a training forward of the whole model: fresh noise."""
+        """Start a training forward pass of the root module, with new noise."""
         self.reading = _tick(self.forward)
         if not torch.compiler.is_compiling() and torch.is_grad_enabled():
             self._forwards.append((torch._C._autograd._get_sequence_nr(), self.reading))
 
     def now(self) -> Tensor:
-        """Return what the noise depends on: ``reading`` or, in backward, that of the forward that is recomputed.
+        """Return ``reading``, or during the backward pass, the reading of the forward pass that is recomputed.
 
-        Activation checkpoints recompute a forward while one of its nodes goes backward.
+        An activation checkpoint recomputes a forward pass while the backward of one of its nodes runs.
         """
         node = None if torch.compiler.is_compiling() else torch._C._current_autograd_node()
         if node is None:
@@ -90,9 +90,9 @@ class Clock:
         return next((reading for first, reading in reversed(self._forwards) if first <= number), self.reading)
 
     def end_step(self, skipped: Tensor | None = None) -> None:
-        """Count one optimizer step, unless `skipped` (a GradScaler's found_inf, on the device) is not zero.
+        """Count an optimizer step, unless `skipped` (the found_inf tensor of a GradScaler) is nonzero.
 
-        A skipped step leaves both counters alone, so that the forwards which repeat it draw fresh noise.
+        A skipped step leaves both counters unchanged, so that the forward passes of the next attempt get new noise.
         """
         if skipped is None:
             self.step.add_(1)
@@ -104,18 +104,18 @@ class Clock:
         self._between_steps()
 
     def to(self, device: torch.device | str) -> "Clock":
-        """Move the counters; the clock stays the same object."""
+        """Move the counters to a device, in place, and return the clock."""
         announced = self.reading is not self.forward
         self.step, self.forward = self.step.to(device), self.forward.to(device)
         self.reading = self.reading.to(device) if announced else self.forward
         return self
 
     def state_dict(self) -> dict[str, int]:
-        """Seed and counters as plain integers (reads the device)."""
+        """Return seed and counters as integers. Synchronises with the device."""
         return {"seed": self.seed, "step": int(self.step), "forward": int(self.forward)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resume from :meth:`state_dict`; the counters are written in place."""
+        """Restore :meth:`state_dict`; counters change in place."""
         self.seed = state["seed"]
         self.step.fill_(state["step"])
         self.forward.fill_(state["forward"])
@@ -127,15 +127,15 @@ class Clock:
 
 
 def channel_words(seed: int, site: int, width: int, device: torch.device | str | None = None) -> Tensor:
-    """One 32-bit word for each channel of a site, in int64: the part of the hash that never changes."""
+    """Return a 32-bit word per channel of a site, (width,) in int64: the constant part of the hash."""
     key = _absorb(_seed_word(seed, _PLACE), site)
     return _mix(torch.arange(width, dtype=torch.int64, device=device) ^ key)
 
 
 def uniform_noise(clock: Clock, words: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """u in (0, 1), one for each of ``channel_words``, for the clock's step and forward.
+    """Return uniform noise u in (0, 1) for each of ``channel_words``, at the step and forward pass of the clock.
 
-    23 bits and a half: exact in float32, symmetric about 1/2, and never 0 or 1.
+    Values are (n + 1/2) / 2**23: exact in float32, symmetric about 1/2, and never 0 or 1.
     """
     time = _absorb(_absorb(_seed_word(clock.seed, _TIME), clock.step), clock.now())
     bits = _mix(words ^ time.to(words.device)) >> 9
@@ -143,15 +143,15 @@ def uniform_noise(clock: Clock, words: Tensor, dtype: torch.dtype = torch.float3
 
 
 def logistic_noise(clock: Clock, words: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """L = log u - log(1 - u): the difference of two Gumbel variables."""
+    """Return logistic noise L = log u - log(1 - u), the difference of two Gumbel variables."""
     u = uniform_noise(clock, words, dtype)
     return torch.log(u) - torch.log1p(-u)
 
 
 def _mix(word: Word) -> Word:
-    """A bijection of 32-bit words with nearly ideal avalanche (multiply-xorshift, two rounds).
+    """Hash 32-bit words by a bijection with nearly ideal avalanche (two rounds of multiply-xorshift).
 
-    Both multipliers are below 2**31, so that no int64 product overflows.
+    Both multipliers are below 2**31, so that int64 products do not overflow.
     """
     word = word ^ (word >> 16)
     word = (word * 0x21F0AAAD) & _MASK
@@ -169,9 +169,9 @@ def _seed_word(seed: int, purpose: int) -> int:
 
 
 def hashed_permutation(size: int, seed: int, word: int, number: int, device: torch.device | str = "cpu") -> Tensor:
-    """Return permutation ``number`` of ``size`` elements: the elements sorted by a hash, the same on every device."""
+    """Return permutation ``number`` of ``size`` elements, sorted by a hash and the same on every device."""
     clock = Clock(seed, device)
     clock.step.fill_(number)
     high, low = uniform_noise(clock, channel_words(seed, word, 2 * size, device), torch.float64).view(2, size)
-    # Equal keys of 46 bits, which would keep their order, are unlikely.
+    # Keys have 46 bits, so equal ones, which would keep their order, are unlikely.
     return torch.argsort(high + low * 2.0**-23, stable=True)

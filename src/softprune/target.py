@@ -1,4 +1,4 @@
-"""What a user asks of a budget: one quantity of the network, and how much of it may stay."""
+"""Targets: the metric of the compact network to limit, and its limit."""
 
 import math
 from collections.abc import Mapping
@@ -7,21 +7,21 @@ from dataclasses import dataclass
 from softprune.errors import ConfigError, is_number, nearest
 
 Amount = float | str
-"""A share to keep (0.5 or "50%"), or the figure itself (any number above 1, or with its unit: "0.8 ms")."""
+"""A share to keep (0.5 or "50%"), or an absolute value (a number above 1, or with its unit: "0.8 ms")."""
 TargetLike = Mapping[str, Amount]
 FINAL_AT = 0.6
-"""The share of the training after which the cut of a target is final, at the latest, unless another is given."""
+"""Share of the training after which the cut is final at the latest, by default."""
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """Something that a target can limit. `softprune.budget.limit` counts it."""
+    """A metric that a target can limit. `softprune.budget.limit` computes it."""
 
     unit: str
     smallest: float
-    """A smaller figure is no network's: it was meant as a share or a percentage."""
+    """Smallest plausible absolute value; a smaller one is probably meant as a share or a percentage."""
     is_whole: bool = True
-    """Whether figures are whole numbers."""
+    """Whether values are integers."""
 
 
 QUANTITIES: dict[str, Quantity] = {
@@ -36,7 +36,7 @@ QUANTITIES: dict[str, Quantity] = {
 
 @dataclass(frozen=True)
 class Target:
-    """A target as it was given; the dense network turns a share into a limit."""
+    """A validated target: an absolute limit, or a share of the dense network's value."""
 
     key: str
     amount: float
@@ -50,7 +50,7 @@ class Target:
         return QUANTITIES[self.key]
 
     def limit(self, dense: float) -> float:
-        """Return the figure that must not be exceeded, for a network whose dense figure is `dense`."""
+        """Return the maximum value of the metric, given the value `dense` of the dense network."""
         limit = self.amount * dense if self.is_share else self.amount
         return float(math.floor(limit)) if self.quantity.is_whole else limit
 
@@ -59,7 +59,7 @@ class Target:
 
 
 def read_target(target: TargetLike) -> Target:
-    """Check a target such as ``{"macs": 0.5}``."""
+    """Validate a target such as ``{"macs": 0.5}``."""
     keys = ", ".join(QUANTITIES)
     if not isinstance(target, Mapping) or len(target) != 1:
         raise ConfigError(
@@ -81,7 +81,7 @@ def _amount(key: str, amount: Amount) -> tuple[float, bool]:
         value = math.nan
     if not 0 < value < math.inf:
         raise ConfigError(
-            "The amount of a target is a share to keep, between 0 and 1 or as a percentage, or the figure itself: "
+            "The amount of a target is a share to keep, between 0 and 1 or as a percentage, or an absolute value: "
             f"0.5, '50%' or {'60000000' if quantity.is_whole else f'3.5 (or 0.8 {quantity.unit} in quotes)'}. "
             f"Got {key} = {amount!r}."
         )
@@ -90,7 +90,7 @@ def _amount(key: str, amount: Amount) -> tuple[float, bool]:
         raise ConfigError(f"A target must keep less than the whole network. Got {key} = {amount!r}.")
     if not is_share and value < quantity.smallest:
         raise ConfigError(
-            f"A share to keep is below 1; anything above is the figure itself. Got {key} = {amount!r}, which is read "
-            f"as {value:g} {quantity.unit}; write 0.5 or '50%' for half of the network."
+            f"A share to keep is below 1; a larger amount is an absolute value. Got {key} = {amount!r}, which means "
+            f"{value:g} {quantity.unit}; write 0.5 or '50%' for half of the network."
         )
     return value, is_share

@@ -90,7 +90,7 @@ def test_a_network_of_few_channels_cannot_come_close_to_its_limit(caplog):
     pruner = sp.SoftPruner(nn.Sequential(*layers), torch.randn(2, 1, 8, 8), target={"macs": 0.6}, total_steps=10)
     pruner.decide()
     assert pruner.status.cost == pytest.approx(pruner.status.dense / 2, rel=0.02)
-    assert "under the limit of 950 MACs: one more channel would exceed it" in caplog.text
+    assert "below the limit of 950 MACs: one more channel would exceed it" in caplog.text
 
 
 def test_a_run_that_is_rolled_back_ends_the_same():
@@ -197,7 +197,7 @@ def test_rounding_holds_and_a_gap_is_reported(caplog):
         ({"target": {"macs": 1e-4}}, "within reach"),
         ({"target": {"channels": 3}, "min_channels": 10}, "within reach"),
         ({"target": {"channels": 3}, "keep": 0.5}, "keep, min_channels"),
-        ({"target": {"params": 10**9}}, "below the dense"),
+        ({"target": {"params": 10**9}}, "below the value of the dense"),
         ({"final_at": 1}, "`final_at`.*Got 1; "),
     ],
 )

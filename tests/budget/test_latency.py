@@ -200,7 +200,7 @@ def test_a_target_out_of_reach_says_what_no_channel_takes(monkeypatch, rest_ms):
     with pytest.raises(ConfigError, match="must be within reach") as refused:
         sp.SoftPruner(chain(), EXAMPLE, target={"latency": 0.5}, total_steps=10)
     assert f"Of the dense {rest_ms + 1:g} ms, {rest_ms:g} ms belong to no layer" in str(refused.value)
-    assert "at a larger batch" in str(refused.value)
+    assert "with a larger batch" in str(refused.value)
 
 
 def test_a_latency_target_is_met_by_the_table_and_resumes_with_it(monkeypatch, caplog):
@@ -246,8 +246,8 @@ def test_a_table_of_another_machine_is_pursued(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"latency_table": "nowhere.json"}, "must be what .* returns.*Got 'nowhere.json': .*No such file"),
-        ({"latency_table": {"device": "cpu"}}, "must be what .* returns.*Got other fields"),
+        ({"latency_table": "nowhere.json"}, "must be a result of.*Got 'nowhere.json': .*No such file"),
+        ({"latency_table": {"device": "cpu"}}, "must be a result of.*Got other fields"),
         ({"latency_table": "table", "target": {"macs": 0.5}}, "`latency_table`.*a target of macs"),
         ({"latency_table": "table", "target": None, "total_steps": None}, "`latency_table` needs a `target`"),
     ],
@@ -260,5 +260,5 @@ def test_a_table_that_does_not_fit_is_refused(settings, message):
 def test_a_table_of_another_network_is_refused():
     wide = Grid([1, 3], [1, 32], [[0.5, 0.5], [0.5, 1.0]])
     table = made_up_table(layers={"0": wide}, norms={})
-    with pytest.raises(ConfigError, match=r"Got one whose layer '0' is missing here or has another width"):
+    with pytest.raises(ConfigError, match=r"Got a table whose layer '0' is missing here or has another width"):
         sp.SoftPruner(chain(), EXAMPLE, target={"latency": 0.9}, total_steps=10, latency_table=table)

@@ -145,7 +145,7 @@ def test_manual_optimization_with_several_optimizers(tmp_path: Path) -> None:
     _trainer(tmp_path, 1, enable_checkpointing=False, callbacks=[pruning]).fit(Manual(attach=True), _loader())
     assert int(pruning.pruner.clock.step) == 3
     pruning = SoftPruning(torch.randn(2, 1, 6, 6), strength=1e-2)
-    with pytest.raises(ConfigError, match=r"Got 2 and none attached; call self\.pruner\.attach"):
+    with pytest.raises(ConfigError, match=r"Got 2, none attached; call self\.pruner\.attach"):
         _trainer(tmp_path, 1, enable_checkpointing=False, callbacks=[pruning]).fit(Manual(False), _loader())
 
 

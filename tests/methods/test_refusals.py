@@ -78,7 +78,7 @@ OPTIONS: list[tuple[str, dict[str, Any], str]] = [
     ("scp", {"keep": {"*": (0.1, 0.5)}}, "needs a target"),
     ("scp", {"site_kinds": ["streams"]}, "kinds"),
     ("scp", {"final_at": 0.5}, "needs a `target`"),
-    ("scp", {"target": {"macs": 0.5}, "total_steps": 9, "latency_table": {}}, "is for a target of latency"),
+    ("scp", {"target": {"macs": 0.5}, "total_steps": 9, "latency_table": {}}, "is for latency targets"),
     *[("scp", {"strength": value}, "`strength`") for value in (-1.0, math.inf, NAN, True, "a")],
     ("slimming", {"initial_scale": NAN}, "`initial_scale`"),
     ("variational", {"sigma": "a"}, "`sigma`"),

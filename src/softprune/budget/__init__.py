@@ -1,7 +1,7 @@
-"""Budgets: one figure of the network that must be met at the end of the training.
+"""Budgets: limit the MACs, parameters, activations, channels or latency of the compact network.
 
-Read `limit.py` first: a target, and the search for a cut that meets it. `budget.py` is what SCP does in training: it
-chooses channels by what `split.py` measures, and fades them. `latency.py` is the table behind a target in milliseconds.
+Start with `limit.py`: a target, and the search for a cut that meets it. `budget.py` applies it during SCP training: it
+chooses channels by scores measured in `split.py` and fades them out. `latency.py` predicts latencies from a table.
 """
 
 from softprune.budget.budget import Budget as Budget

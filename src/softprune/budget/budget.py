@@ -1,4 +1,4 @@
-"""A budget during training: decides from data which channels go, and fades them out along a fixed ramp."""
+"""A budget during training: chooses the channels to remove from data and fades them out along a fixed ramp."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -23,34 +23,34 @@ from softprune.target import TargetLike
 logger = get_logger(__name__)
 
 FINAL_AT = {True: 0.3, False: 0.6}
-"""The share of the training after which the cut is final, for a trained network and for an untrained one, whose
-features must form first."""
+"""Share of the training steps after which the cut is final, by whether the network is trained at the start. In an
+untrained network the features must form first."""
 BEGIN = 1 / 6
-"""The share of that time in which the network is left alone, and the importance of its channels is collected."""
+"""Share of the steps before the final cut in which no channel is masked and importance is collected."""
 ROUNDS = 4
-"""How often the channels that go next are chosen. Layers act together: what is measured at once misjudges a strong
-cut."""
+"""Number of rounds in which channels are chosen. Scores of a single round would misjudge a large cut, since they
+ignore how layers interact."""
 SPAN = 6.0
 """While a channel fades, the log-odds that its mask drops it rise from -SPAN to SPAN."""
 SAMPLES = 128
-"""The training samples on which a choice is measured: those of the last steps."""
+"""Number of training samples on which scores are measured, taken from the most recent steps."""
 EFFORT = 6
-"""Forward passes of all measurements together for each step of the training, at most: about twice a step's time. In a
-short training fewer samples are measured."""
+"""Maximum number of forward passes for scores, per training step (about twice the time of a step). Short trainings
+measure fewer samples."""
 NEAR_ENOUGH = 0.002
-"""How far under the limit a cut may end, as a share of it, where single channels would come closer."""
+"""The search stops when the cost is below the limit by at most this share of it."""
 _STAYS = 2**62
 
 
 class Budget(Limit):
-    """Keeps one figure of a network within a limit at the end of a training of known length.
+    """Prunes a network to a target during a training of known length.
 
-    In the first part of the training the network is left alone while the first-order importance of its channels is
-    collected. Then, in a few rounds, :meth:`update` measures what the outputs lose without the lowest channels of each
-    site (:func:`split_scores`), and chooses the channels that go next. A chosen channel fades: the log-odds that its
-    mask drops it rise along a fixed ramp until it is off. The other channels are left alone, and after the last round
-    nothing changes any more. No part depends on the optimizer or its learning rate.
-    :class:`softprune.SoftPruner` explains the arguments.
+    First, the network trains without masks while the first-order importance of its channels is collected. Then, in a
+    few rounds, :meth:`update` measures how the outputs change without the least important channels of each site
+    (:func:`split_scores`) and chooses the next channels to remove. A chosen channel fades out: the log-odds that its
+    mask drops it rise along a fixed ramp until it is off. Other channels are not masked. After the last round the
+    choice is fixed. None of this depends on the optimizer or the learning rate.
+    :class:`softprune.SoftPruner` documents the arguments.
     """
 
     def __init__(
@@ -66,25 +66,25 @@ class Budget(Limit):
         if not is_integer(total_steps) or total_steps < 1:
             raise ConfigError(
                 "`target` needs `total_steps`, the number of optimizer steps of the whole training. "
-                f"Got total_steps = {total_steps!r}; pass epochs * len(loader), divided by the micro-batches of a step."
+                f"Got total_steps = {total_steps!r}; pass epochs * len(loader), divided by the micro-batches per step."
             )
         if final_at is not None and (not is_number(final_at) or not 0 < final_at < 1):
             raise ConfigError(
                 "`final_at`, the share of the training after which the cut is final, must be more than 0 and less than "
-                f"1. Got {final_at!r}; leave it out for the default."
+                f"1. Got {final_at!r}; omit it for the default."
             )
         super().__init__(target, prunable, table)
         self.site_masks = masks
         self.site_masks.record(SAMPLES)
         self.importance = FirstOrder(masks)
         self.off_at = torch.full((masks.layout.channels,), _STAYS, device=masks.device)
-        """The step from which each channel is off."""
+        """The step from which each channel is off, (channels,); _STAYS for channels that are kept."""
         self.total_steps = int(total_steps)
         self.final_at = FINAL_AT[is_trained(masks)] if final_at is None else float(final_at)
         self.done = 0
-        """Rounds that have passed."""
+        """Number of finished rounds."""
         self.scores: dict[str, Tensor] | None = None
-        """Those of the last round."""
+        """Scores of the last round, by site."""
         self._schedule()
         quicken_statistics_(prunable.model, self.total_steps - self.final_step)
 
@@ -94,47 +94,47 @@ class Budget(Limit):
         begin = max(1, round(BEGIN * self.final_step))
         ends = [begin + round(number * (self.final_step - begin) / ROUNDS) for number in range(ROUNDS + 1)]
         self.rounds = dict(pairwise(ends))
-        """The steps at which channels are chosen, and those from which the chosen ones are off."""
+        """Maps the step at which a round chooses channels to the step from which these are off."""
         self.fade = max(1, (self.final_step - begin) // ROUNDS)
 
     # --- the training ------------------------------------------------------------------------------------------
 
     @property
     def is_decided(self) -> bool:
-        """Whether all channels that go have been chosen."""
+        """Whether all channels to remove have been chosen."""
         return self.done == len(self.rounds)
 
     @property
     def is_final(self) -> bool:
-        """Whether all channels that go are off (reads the device)."""
+        """Whether all channels to remove are off. Synchronises with the device."""
         return self.is_decided and bool((self.off_at[self.off_at != _STAYS] <= self.site_masks.clock.step).all())
 
     def before_step(self) -> None:
-        """Collect importance; in-place tensor operations alone."""
+        """Collect importance, with in-place tensor operations only."""
         self.importance.add_()
 
     def after_step(self) -> None:
-        """Let the chosen channels fade by a step; in-place tensor operations alone."""
+        """Advance the fading of the chosen channels by a step, with in-place tensor operations only."""
         self._set_odds(self.site_masks.clock.step + 1)
 
     @torch.no_grad()
     def _set_odds(self, step: Tensor) -> None:
         if self.off_at.device != step.device:
             self.off_at = self.off_at.to(step.device)
-        left = (self.off_at - step) / self.fade  # 1 where a channel begins to fade, 0 where it is off
+        left = (self.off_at - step) / self.fade  # 1 when a channel begins to fade, 0 when it is off
         odds = (SPAN * (1 - 2 * left)).masked_fill(left <= 0, torch.inf).masked_fill(self.off_at == _STAYS, -torch.inf)
         assert self.site_masks.drop is not None
         self.site_masks.drop.copy_(odds)
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """Choose the channels that go next, when `step` steps are done. With several processes all must call this."""
+        """Run the round due after `step` steps: choose the next channels. All processes must call this together."""
         share = (self.done + 1) / len(self.rounds)
         keep, cost = self._choose(self.network, self.dense * (self.limit / self.dense) ** share if share < 1 else None)
         self._remove(keep, self.rounds[step])
         self.done += 1
         logger.info(
-            "budget, round %d of %d: %s of %s will be left from step %d on, limit %s",
+            "budget, round %d of %d: %s of %s remain from step %d on, limit %s",
             self.done,
             len(self.rounds),
             self.target.figure(cost),
@@ -146,11 +146,11 @@ class Budget(Limit):
             self.site_masks.record(0)
 
     def _choose(self, network: nn.Module, limit: float | None = None) -> tuple[BySite, float]:
-        """Return masks within `limit`, or the target's, that remove what the outputs miss least, and their cost."""
+        """Measure scores, and return masks within `limit` (the target's by default) and the cost of their cut."""
         masks, example = self.site_masks, self.prunable.example
         assert masks.drop is not None
         masks.drop.copy_(torch.where(self.off_at == _STAYS, -torch.inf, torch.inf))
-        # Before any training forward there is only the example, which is no batch to normalise by.
+        # Before the first training step there is only the example, whose batch statistics are meaningless.
         with nullcontext() if masks.inputs else evaluating(self.prunable.model):
             inputs = [*masks.inputs] or [(example.args, example.kwargs)]
             calls = EFFORT * self.total_steps // (ROUNDS * LEVELS * len(self.prunable.graph.sites))
@@ -161,7 +161,7 @@ class Budget(Limit):
         return self._fit(network, limit)
 
     def _fit(self, network: nn.Module, limit: float | None = None) -> tuple[BySite, float]:
-        """Return masks by the scores of the last round that are within the limit, and their cost; those of rank 0."""
+        """Return masks within the limit by the scores of the last round, the same on all ranks, and their cost."""
         assert self.scores is not None
         search = self.search(self.scores, network, limit)
         counts = search.fit(close=NEAR_ENOUGH)
@@ -177,12 +177,12 @@ class Budget(Limit):
         if cost > search.limit and limit is None:
             raise ConfigError(
                 f"`target` cannot be met: the smallest exact cut has {self.target.figure(cost)}, the limit is "
-                f"{self.target.figure(search.limit)}. Relax the target, or let more channels go: softprune.inspect "
-                "says which are frozen and why."
+                f"{self.target.figure(search.limit)}. Relax the target, or allow more channels to be removed: "
+                "softprune.inspect shows which are frozen and why."
             )
         if limit is None and cost < (1 - CLOSE) * search.limit:
             logger.warning(
-                "softprune: the cut leaves %s, more than %g%% under the limit of %s: %s",
+                "softprune: the cut leaves %s, more than %g%% below the limit of %s: %s",
                 self.target.figure(cost),
                 100 * CLOSE,
                 self.target.figure(search.limit),
@@ -195,7 +195,7 @@ class Budget(Limit):
         return self.site_masks.by_site(row), cost
 
     def _remove(self, keep: BySite, off_at: Tensor | int) -> None:
-        """Let all channels but those of `keep` be off from a step on; those that fade already go as decided."""
+        """Turn all channels not in `keep` off at step `off_at`; channels chosen earlier keep their own step."""
         stays = self.site_masks.row(keep)
         self.off_at.copy_(torch.where(stays | (self.off_at != _STAYS), self.off_at, off_at))
         self._set_odds(self.site_masks.clock.step)
@@ -204,9 +204,9 @@ class Budget(Limit):
 
     @torch.no_grad()
     def finalise(self, network: nn.Module | None = None) -> None:
-        """Switch off now what goes, and make sure that the cut fits.
+        """Turn all chosen channels off now, and remove more if the cut exceeds the limit.
 
-        What folds into a bias, and with it the cost of a cut, depends on weights, which have learned since.
+        The cost may have changed since the choice: the weights decide which constants can be folded into biases.
         """
         network = network or self.network
         now = self.site_masks.clock.step
@@ -223,7 +223,7 @@ class Budget(Limit):
 
     @contextmanager
     def tentative(self, *, of_a_copy: bool = False) -> Iterator[None]:
-        """Undo at the end what is decided inside, unless the cut is final; for a copy of the network always."""
+        """Undo on exit what is decided in the block, unless the cut is final. With `of_a_copy`, undo it always."""
         if self.is_final and not of_a_copy:
             yield
             return
@@ -240,7 +240,7 @@ class Budget(Limit):
     # --- state -------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything needed to resume exactly."""
+        """Return the complete state."""
         return {
             "total_steps": self.total_steps,
             "final_at": self.final_at,
@@ -250,12 +250,12 @@ class Budget(Limit):
             "importance": self.importance.row.to("cpu", copy=True),
             "inputs": self.site_masks.inputs_to_save(),
             "scores": self.scores,
-            # As plain values: another measurement would differ a little, and with it the limit.
+            # Measuring again after a resume would give a slightly different limit.
             "table": None if self.table is None else asdict(self.table),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resume from :meth:`state_dict`, in place."""
+        """Restore :meth:`state_dict`, in place."""
         if state["table"] is not None:
             self.table = LatencyTable.read(state["table"])
             self._set_limit()
@@ -273,15 +273,15 @@ class Budget(Limit):
 
 
 def is_trained(masks: SoftMasks) -> bool:
-    """Return whether channels of one BatchNorm differ, which they do not when a network is made."""
+    """Return whether the channels of any BatchNorm differ in scale or shift, unlike in a new network."""
     parameters = (each.detach() for bn in masks.modules for each in (bn.weight, bn.bias))
     return any(bool(each.max() - each.min() > 1e-6) for each in parameters)
 
 
 def quicken_statistics_(model: nn.Module, steps: int) -> None:
-    """Raise the momentum of BatchNorms whose statistics would not forget the dense network within `steps`, in place.
+    """Raise the momentum of BatchNorms whose statistics would not adapt to the cut within `steps`, in place.
 
-    EfficientNets come with a momentum of 0.01: after 100 steps a third of their statistics are still the old ones.
+    EfficientNets have a momentum of 0.01: after 100 steps, a third of the old statistics remains.
     """
     enough = min(0.1, 1 - 0.01 ** (1 / max(steps, 1)))
     slow = [
@@ -292,7 +292,7 @@ def quicken_statistics_(model: nn.Module, steps: int) -> None:
         module.momentum = enough
     if slow:
         logger.info(
-            "BatchNorm momentum is raised to %.2g in %d layers: with less, their statistics would not follow the cut "
+            "raised the BatchNorm momentum to %.2g in %d layers: with less, the statistics would not adapt to the cut "
             "within the %d steps after it",
             enough,
             len(slow),

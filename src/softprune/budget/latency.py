@@ -1,9 +1,9 @@
-"""Latency by table: the time of each layer at the widths that a cut can have, corrected by whole networks.
+"""Predict the latency of cuts from a table of layer times, calibrated with whole networks.
 
-A target needs the latency of thousands of cuts that are never built. The table has, in the runtime that the network is
-for, the time of every convolution and linear layer at some input by some output widths, of every BatchNorm with a ReLU,
-and of an index on channels. The sum over the layers of a cut is corrected by what the dense network and two real cuts
-take as a whole, which also have launches, fusion and additions.
+A latency target needs the latencies of thousands of cuts that are never built. In the target runtime, the table has the
+times of every convolution and linear layer on a grid of input and output widths, of every BatchNorm with a ReLU, and of
+every gather of channels. The sum over the layers of a cut is mapped to a latency by the measured latencies of the dense
+network and two real cuts, which include launches, fusion and additions.
 """
 
 from __future__ import annotations
@@ -41,60 +41,60 @@ from softprune.log import get_logger
 logger = get_logger(__name__)
 
 POINTS = 6
-"""Widths at which a layer is measured, at most."""
+"""Maximum number of widths at which a layer is measured, per side."""
 LARGE = 2**24
-"""Layers of more weights are measured at three widths, for the sake of memory."""
+"""Layers with at least this many weights are measured at three widths per side, to save memory."""
 TRIAL_SHARES = (0.45, 0.7)
-"""The shares of the channels that the trial cuts keep, of every site."""
+"""Shares of the channels of every site that the calibration cuts keep."""
 CLOSE = 0.05
-"""By how much the compact network may differ from the table without a warning."""
+"""Relative difference between predicted and measured latency above which a warning is logged."""
 _ROUNDS, _ROUND_SECONDS = 5, 0.002
 _CAPTURED = 10
-"""Calls in a CUDA graph, so that its launch takes no time."""
+"""Calls per CUDA graph, so that the launch overhead is negligible."""
 
 Part = tuple[Any, Tensor]
-"""A module with its input."""
+"""A module and its input."""
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Milliseconds at some input widths (rows) and output widths (columns); one row if only the outputs matter."""
+    """Times in milliseconds at input widths (rows) and output widths (columns); one row if only the outputs matter."""
 
     inputs: list[int]
     outputs: list[int]
     ms: list[list[float]]
 
     def __call__(self, inputs: int, outputs: int) -> float:
-        """Return the time at two widths; below the smallest measured width it is the time there."""
+        """Interpolate the time at two widths; outside the grid, return the time at its edge."""
         return float(np.interp(inputs, self.inputs, [np.interp(outputs, self.outputs, row) for row in self.ms]))
 
     @classmethod
     def total(cls, calls: Sequence[Grid]) -> Grid:
-        """Return the sum over the calls of one layer."""
+        """Return the sum over the calls of a layer."""
         return cls(calls[0].inputs, calls[0].outputs, np.sum([call.ms for call in calls], axis=0).tolist())
 
 
 @dataclass(frozen=True)
 class LatencyTable:
-    """The latency of any cut of one network, as measured on one machine. Call it with a plan."""
+    """Predicts the latency of any cut of a network, from measurements on one machine. Call it with a plan."""
 
     runtime: Runtime
     device: str
     shapes: list[list[int]]
-    """Of the inputs of one sample."""
+    """Input shapes without the batch dimension."""
     layers: dict[str, Grid]
-    """Convolutions and linear layers, by width in and width out."""
+    """Times of convolutions and linear layers, by input and output width."""
     norms: dict[str, Grid]
-    """BatchNorms with a ReLU, by width. Empty for a runtime that makes them part of the layers."""
+    """Times of BatchNorms with a ReLU, by width. Empty for ONNX Runtime, which folds them into the layers."""
     indices: dict[str, Grid]
-    """A constant index in front of a layer or BatchNorm that may have one, by the number of channels that it picks."""
+    """Times of the gather that a cut may insert before a layer or BatchNorm, by the number of gathered channels."""
     parts_ms: list[float]
-    """The sums over the parts of the networks that were measured, from 0 for none to the dense network."""
+    """Sums of the layer times of the calibration networks, in ascending order, from 0 up to the dense network."""
     whole_ms: list[float]
-    """What these networks take."""
+    """Latencies of the calibration networks, extrapolated at 0."""
 
     def __call__(self, plan: PrunePlan) -> float:
-        """Return the milliseconds of the network that `plan` leaves, by the table."""
+        """Return the predicted latency of the compact network of `plan`, in milliseconds."""
         return float(np.interp(self.parts(plan), self.parts_ms, self.whole_ms))
 
     @property
@@ -103,14 +103,14 @@ class LatencyTable:
 
     @property
     def floor_hint(self) -> str:
-        """What else may be the reason that a target is out of reach."""
+        """Text for an error about an unreachable target: the time that no cut can remove."""
         return (
             f" Of the dense {self.dense_ms:.4g} ms, {self.whole_ms[0]:.4g} ms belong to no layer: measure on an idle "
-            "machine, or at a larger batch (of the example or a `latency_table`), where channels take a larger share."
+            "machine, or with a larger batch (in the example or a `latency_table`), where layers take a larger share."
         )
 
     def parts(self, plan: PrunePlan) -> float:
-        """Return the sum over the layers of a cut."""
+        """Return the sum of the layer times of a cut, in milliseconds."""
         total = 0.0
         for name, cut in plan.modules.items():
             if plan.goes(name):
@@ -123,13 +123,13 @@ class LatencyTable:
         return total
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the table as JSON, for `latency_table` of a pruner on another machine."""
+        """Save the table as JSON, for the argument `latency_table` of a pruner on another machine."""
         content = json.dumps(asdict(self), indent=1).encode()
         write_atomically(Path(path), content, then="save the table again", follow_link=True)
 
     @classmethod
     def read(cls, source: TableLike) -> LatencyTable:
-        """Return a table from itself, from its fields, or from the file that :meth:`save` wrote."""
+        """Return a table from a table, its fields, or a file written by :meth:`save`."""
         if isinstance(source, LatencyTable):
             return source
         try:
@@ -140,24 +140,24 @@ class LatencyTable:
         except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
             name = "other fields" if isinstance(source, Mapping) else repr(source)
             raise ConfigError(
-                "`latency_table` must be what softprune.budget.latency_table returns, or the file that save() wrote. "
-                f"Got {name}: {first_line(error)}. Measure and save it again, or leave it out to measure here."
+                "`latency_table` must be a result of softprune.budget.latency_table, or a file written by its save(). "
+                f"Got {name}: {first_line(error)}. Measure and save it again, or omit it to measure here."
             ) from error
 
     def check(self, graph: ChannelGraph) -> None:
-        """Raise a ConfigError unless the table is of this network."""
+        """Raise a ConfigError unless the table was measured with this network."""
         records: list[LayerOp | NormOp] = [*graph.layers, *graph.norms]
         widths = {record.name: len(record.outputs) for record in records}
         measured = {name: grid.outputs[-1] for name, grid in (*self.layers.items(), *self.norms.items())}
         other = [name for name, width in measured.items() if widths.get(name) != width]
         if other:
             raise ConfigError(
-                f"`latency_table` must be of the same network. Got one whose layer {other[0]!r} is missing here or has "
-                "another width; measure this network with softprune.budget.latency_table(model, example)."
+                f"`latency_table` must be of the same network. Got a table whose layer {other[0]!r} is missing here or "
+                "has another width; measure this network with softprune.budget.latency_table(model, example)."
             )
 
     def report(self, plan: PrunePlan, compact: nn.Module, example: Example) -> float | None:
-        """Log what the cut network takes, if device and inputs are those of the table; return the milliseconds."""
+        """Log the latency of the cut network and return it in ms; on another device or input, log the prediction."""
         expected = self(plan)
         if self.device != _device_name(self.runtime) or self.shapes != _shapes(example):
             where = f"{self.device}, inputs {self.shapes}"
@@ -173,27 +173,27 @@ class LatencyTable:
 
 
 TableLike = LatencyTable | Mapping[str, Any] | str | os.PathLike[str]
-"""A table, its fields, or the path of its file."""
+"""A table, its fields, or the path of a saved one."""
 
 
 def latency_table(
     model: nn.Module, example: ExampleLike, *, runtime: Runtime | None = None, round_to: int = 1
 ) -> LatencyTable:
-    """Measure a model for targets of latency in another runtime, or on another machine than that of the training.
+    """Measure the latency table of a model, for a runtime or machine other than that of the training.
 
     Args:
         model: The network, before pruning.
         example: An input: a tensor, a tuple of arguments, or (args, kwargs).
-        runtime: How the network will run. Default: eager PyTorch where the model is, in its precision, for as many
-            samples as `example` has.
-        round_to: The multiple of channels that the pruner will have.
+        runtime: The runtime in which the network will be deployed. By default eager PyTorch, with the device and dtype
+            of the model and the batch size of `example`.
+        round_to: The `round_to` of the pruner.
     """
     runtime = runtime or own_runtime(model, Example.of(example))
     return measure_latency(read_graph(model, example, kinds=KINDS), model, example, runtime, round_to)
 
 
 def own_runtime(model: nn.Module, example: Example) -> Runtime:
-    """Return eager PyTorch where a model is, in its precision."""
+    """Return eager PyTorch with the device and dtype of the model and the batch size of the example."""
     like, batch = next(model.parameters()), example.batch_size() or 1
     return Runtime(device=str(like.device), dtype=str(like.dtype).removeprefix("torch."), batch=batch)
 
@@ -202,7 +202,7 @@ def own_runtime(model: nn.Module, example: Example) -> Runtime:
 def measure_latency(
     graph: ChannelGraph, network: nn.Module, example: ExampleLike, runtime: Runtime, round_to: int
 ) -> LatencyTable:
-    """Measure the layers of `network`, masked or not, and whole networks in eval mode. See :func:`latency_table`."""
+    """Measure the layers of `network`, which may have masks, and the calibration cuts. See :func:`latency_table`."""
     plain = plain_copy(network).eval()
     call = Example.of(example).to_model(plain)
     call = call if call.batch_size() is None else call.with_batch(runtime.batch)
@@ -220,14 +220,14 @@ def measure_latency(
     with runtime.threads_set():
         for record in records:
             module = plain.get_submodule(record.name)
-            # A layer may be called at several sizes, as the heads of a pyramid.
+            # A layer may be called with several input sizes, such as the heads of a feature pyramid.
             calls = shapes.get(module, ())
-            # A layer whose weight is used outside its module is no call that could be timed: part of the rest.
+            # If only its weight is used, outside its module, there is no call to time: calibration covers it.
             if not calls:
                 continue
             if isinstance(record, LayerOp):
                 layers[record.name] = Grid.total([parts.layer(record, module, shape) for shape in calls])
-            elif runtime.backend != "onnxruntime":  # which folds it into the layer before
+            elif runtime.backend != "onnxruntime":  # ONNX Runtime folds it into the preceding layer
                 norms[record.name] = Grid.total([parts.widths(_Normalise, shape) for shape in calls])
             if record.selectable:
                 indices[record.name] = Grid.total([parts.widths(_select, shape) for shape in calls])
@@ -240,15 +240,15 @@ def measure_latency(
     networks = {str(share): apply_plan(plan, network) for share, plan in plans.items()}
     found = runtime.time(networks, call)
     dense = found["1.0"]
-    # Ratios of neighbouring blocks, since other load on the machine affects both.
+    # Ratios of adjacent blocks, since other load on the machine affects both.
     whole = {share: min(dense.blocks) * paired_ratio(found[str(share)], dense).median for share in plans}
     sums = {share: table.parts(plan) for share, plan in plans.items()}
     useful = sorted((share for share in plans if share == 1 or sums[share] < sums[1.0]), key=lambda share: sums[share])
-    # A cut that is slower than the dense network gains nothing.
+    # A cut may measure slower than a larger network, but latencies must not decrease with the sum of layer times.
     times = np.minimum.accumulate([whole[share] for share in reversed(useful)])[::-1].tolist()
     least = [sums[share] for share in useful]
     logger.info(
-        "latency in %s on %s, batch %d: %s ms with these shares of the channels; the parts take %.3f of %.3f ms",
+        "latency in %s on %s, batch %d, by share of channels: %s ms; the layers take %.3f of %.3f ms",
         *(runtime.backend, table.device, runtime.batch),
         ", ".join(f"{share:g}: {ms:.3f}" for share, ms in whole.items()),
         *(sums[1.0], whole[1.0]),
@@ -267,7 +267,7 @@ def _device_name(runtime: Runtime) -> str:
 
 
 def measured_widths(width: int, multiple: int, points: int = POINTS) -> list[int]:
-    """Return the widths to measure: multiples, and without a multiple odd widths, as a cut has nearly everywhere."""
+    """Return the widths to measure: multiples of `multiple`; if it is 1, odd widths, since most cuts have these."""
     if width <= IMAGE_CHANNELS:
         return [width]
     every = sorted({*range(multiple, width, multiple if multiple > 1 else 2), width})
@@ -275,7 +275,7 @@ def measured_widths(width: int, multiple: int, points: int = POINTS) -> list[int
 
 
 class _Normalise(nn.Module):
-    """A BatchNorm with a ReLU on the first channels."""
+    """A BatchNorm with a ReLU on the first `width` channels of `x`."""
 
     def __init__(self, width: int, x: Tensor) -> None:
         super().__init__()
@@ -290,14 +290,14 @@ def _select(width: int, x: Tensor) -> nn.Module:
 
 
 class _Parts:
-    """Times the parts of a network over their widths in a runtime, those of one shape once."""
+    """Times layers at several widths in a runtime; equal layers with equal inputs are timed once."""
 
     def __init__(self, runtime: Runtime, multiple: int) -> None:
         self.runtime, self.multiple = runtime, multiple
         self._known: dict[Any, Grid] = {}
 
     def layer(self, record: LayerOp, module: nn.Module, shape: tuple[int, ...]) -> Grid:
-        """Return the times of a layer. Groups keep their number, and a depthwise layer its one channel for each."""
+        """Return the times of a layer. The number of groups stays the same, except for depthwise convolutions."""
         key = (repr(module), shape)
         if key not in self._known:
             groups, width_in, width_out = record.groups, len(record.inputs), len(record.outputs)
@@ -329,14 +329,14 @@ class _Parts:
         return trial, self.runtime.place(torch.randn(*shape[:place], inputs, *shape[place + 1 :]))
 
     def widths(self, kind: Callable[[int, Tensor], nn.Module], shape: tuple[int, ...]) -> Grid:
-        """Return the times of a BatchNorm or an index over the channels."""
+        """Return the times of a BatchNorm or a gather, by the number of channels."""
         if (kind, shape) not in self._known:
             x, widths = self.runtime.place(torch.randn(*shape)), measured_widths(shape[1], self.multiple)
             self._known[kind, shape] = Grid([1], widths, [self._times([(kind(width, x), x) for width in widths])])
         return self._known[kind, shape]
 
     def _times(self, parts: Sequence[Part]) -> list[float]:
-        """Return the least milliseconds of each part over several rounds, in which they take turns."""
+        """Return the minimum time of each part in milliseconds, over several rounds through all parts."""
         runtime, repeated = self.runtime, 1
         if runtime.backend == "onnxruntime":
             return _onnx_times(parts, runtime.threads)
@@ -353,9 +353,9 @@ class _Parts:
 
 
 def _onnx_times(parts: Sequence[Part], threads: int) -> list[float]:
-    """Return the least milliseconds of operators, by the profiler: without what converts memory formats around them."""
+    """Return the minimum times of operators from ONNX Runtime's profiler, without layout conversions, in ms."""
     if len(parts) > 1 and sum(part.weight.numel() for part, _ in parts if hasattr(part, "weight")) > 2**28:
-        half = len(parts) // 2  # a file has less than 2 GB
+        half = len(parts) // 2  # an ONNX file is limited to 2 GB
         return _onnx_times(parts[:half], threads) + _onnx_times(parts[half:], threads)
     onnx, runtime = (import_optional(name, "ONNX", "onnx onnxscript onnxruntime") for name in ("onnx", "onnxruntime"))
     nodes, constants, feed = [], [], {f"x{number}": x.numpy() for number, (_, x) in enumerate(parts)}
@@ -385,7 +385,7 @@ def _onnx_times(parts: Sequence[Part], threads: int) -> list[float]:
 
 
 def _operator(part: Any) -> tuple[str, Tensor, dict[str, Any]]:
-    """Return the ONNX operator of a part, its constant and its attributes."""
+    """Return ONNX operator, constant and attributes of a part."""
     if isinstance(part, Select):
         return "Gather", part.index, {"axis": 1}
     if isinstance(part, nn.Linear):

@@ -1,4 +1,4 @@
-"""What a target limits, and the cuts that stay within the limit."""
+"""Cost and limit of a target, and the search for cuts within the limit."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -19,70 +19,70 @@ from softprune.graph.reader import Example
 from softprune.target import TargetLike, read_target
 
 CLOSE = 0.02
-"""How far under the limit a cut may end, as a share of it, without a warning."""
+"""A cut that is below the limit by more than this share of it causes a warning."""
 
 BySite = Mapping[str, Tensor]
-"""A mask, or the scores, of the channels of each site."""
+"""Masks or scores of the channels, (width,), by name of the site."""
 FIGURES: dict[str, Callable[[ChannelGraph, PrunePlan], float]] = {
     "macs": lambda graph, plan: plan.macs,
     "flops": lambda graph, plan: 2 * plan.macs,
     "params": lambda graph, plan: plan.params,
     "activations": written,
 }
-"""What a plan says of a quantity that a target can name. Channels are counted, and latency is a table's."""
+"""Functions that compute a target's metric from a plan. `channels` and `latency` are computed in `Limit.cost`."""
 
 
 @dataclass(frozen=True)
 class PrunableNetwork:
-    """A network with the rules that every cut of it follows."""
+    """A network and the constraints on its cuts."""
 
     graph: ChannelGraph
     model: nn.Module
     example: Example
-    """What the model is called with."""
+    """An input of the model."""
     floors: Mapping[str, int]
-    """The fewest channels that each site keeps."""
+    """Minimum number of channels that each site keeps."""
     coupled: Mapping[tuple[str, ...], int] = field(default_factory=dict)
-    """Groups of sites that lose the same channels, and how many of them at a time: a group of a convolution."""
+    """Groups of coupled sites, each with its block size: channels are removed in blocks, for grouped convolutions."""
     round_to: int = 1
-    """Keep a multiple of this many channels."""
+    """The number of kept channels of a site is a multiple of this."""
     caps: Mapping[str, int] = field(default_factory=dict)
-    """The most channels that a site keeps, but for its floor."""
+    """Maximum number of channels that a site keeps; its floor takes precedence."""
 
     def units(self) -> dict[tuple[str, ...], int]:
-        """Return the sites that are cut together, coupled ones first, and how many of their channels go at a time."""
+        """Return the groups of sites that are cut together, coupled ones first, each with its block size."""
         inside = {name for group in self.coupled for name in group}
         return {**self.coupled, **{(site.name,): 1 for site in self.graph.sites if site.name not in inside}}
 
 
 @dataclass(frozen=True)
 class BudgetStatus:
-    """Where a budget is. `pruner.status` returns it; metrics, results and reports show its fields."""
+    """Progress towards a target. Returned by `pruner.status`; metrics, results and reports show its fields."""
 
     target: str
-    """What is limited: macs, flops, params, activations, channels or latency."""
+    """The limited metric: macs, flops, params, activations, channels or latency."""
     limit: float
-    """The figure that is not exceeded."""
+    """Maximum value of the metric for the compact network."""
     dense: float
-    """The figure of the dense network."""
+    """Value of the metric for the dense network."""
     cost: float
-    """The figure of what a cut would leave now."""
+    """Value of the metric if the network were cut now."""
     finalised_step: int | None = None
-    """The step from which the cut is final; None before."""
+    """The step at which the cut became final; None before."""
 
     @property
     def margin(self) -> float:
-        """The share of the limit that the cut leaves unused; negative before the target is met."""
+        """The share of the limit that the cut leaves unused; negative while the target is exceeded."""
         return 1 - self.cost / self.limit
 
 
 class Limit:
-    """A target for one network: what a cut costs, and which cuts fit.
+    """A target for a network: computes the cost of cuts and finds cuts within the limit.
 
     Args:
-        target: The quantity with the share to keep, or the figure itself.
-        prunable: The network.
-        table: For a latency target, what was measured before; None measures here.
+        target: The metric with the share to keep or an absolute value, such as ``{"macs": 0.5}``.
+        prunable: The network and the constraints on its cuts.
+        table: For a latency target, a table measured before; None measures it now.
     """
 
     def __init__(self, target: TargetLike, prunable: PrunableNetwork, table: TableLike | None = None) -> None:
@@ -96,8 +96,8 @@ class Limit:
         if self.target.key != "latency":
             if table is not None:
                 raise ConfigError(
-                    "`latency_table` is for a target of latency. "
-                    f"Got a target of {self.target.key}; leave it out, or pass target={{'latency': ...}}."
+                    "`latency_table` is for latency targets. "
+                    f"Got a target of {self.target.key}; omit the table, or pass target={{'latency': ...}}."
                 )
             return None
         graph, model, example = self.prunable.graph, self.prunable.model, self.prunable.example
@@ -113,9 +113,9 @@ class Limit:
         self.limit = self.target.limit(self.dense)
 
     def cost(self, masks: BySite, network: nn.Module | None = None) -> float:
-        """Return the figure of the network that a cut by `masks` leaves.
+        """Return the value of the metric for the network cut by `masks`.
 
-        `network`: a copy whose weights decide which constants can be folded.
+        `network`: the copy of the model whose weights decide which constants can be folded; the model by default.
         """
         if self.target.key == "channels":
             return float(sum(int(mask.sum()) for mask in masks.values()))
@@ -126,7 +126,7 @@ class Limit:
     def _check_possible(self) -> None:
         if self.limit >= self.dense:
             raise ConfigError(
-                f"A target must be below the dense network's own figure, {self.target.figure(self.dense)}. "
+                f"A target must be below the value of the dense network, {self.target.figure(self.dense)}. "
                 f"Got {self.target.figure(self.limit)}; train without a target instead."
             )
         floor = max(cost for cost, _ in self.smallest_cuts(trained_like(self.network)))
@@ -135,14 +135,14 @@ class Limit:
             raise ConfigError(
                 f"A target must be within reach: at least {self.target.figure(floor)} "
                 f"({100 * floor / self.dense:.1f}%) remain if every site is cut to its floor. Got "
-                f"{self.target.figure(self.limit)}; softprune.inspect says what is frozen and why, and keep, "
+                f"{self.target.figure(self.limit)}; softprune.inspect shows what is frozen and why, and keep, "
                 f"min_channels, round_to, include and exclude raise the floor.{hint}"
             )
 
     def smallest_cuts(self, network: nn.Module) -> Iterator[tuple[float, dict[str, Tensor]]]:
-        """Yield cuts that keep every site at its floor, with the first, the last and random channels.
+        """Yield (cost, masks) of cuts that reduce every site to its floor: to its first, its last, or random channels.
 
-        Which channels remain may decide what else can be removed: after a split, say, they take different ways.
+        The choice affects what else can be removed: after a split, for example, the channels reach different layers.
         """
         generator = torch.Generator().manual_seed(0)
         for order in (lambda width: -torch.arange(width), torch.arange, lambda n: torch.rand(n, generator=generator)):
@@ -152,12 +152,12 @@ class Limit:
             yield search.cost(counts), search.masks(counts)
 
     def search(self, scores: BySite, network: nn.Module | None = None, limit: float | None = None) -> "CutSearch":
-        """Return a search among the cuts that keep the channels of the highest scores."""
+        """Return a search over cuts that keep the channels with the highest scores."""
         limit = self.limit if limit is None else limit
         return CutSearch(scores, self.prunable, lambda masks: self.cost(masks, network), limit)
 
     def masks(self, network: nn.Module, scores: BySite) -> dict[str, Tensor]:
-        """Return masks of the highest scores that meet the limit, with the widths of the last call if they still do."""
+        """Return masks within the limit by score, with the widths of the last call while these are close to it."""
         search = self.search(scores, network)
         counts = self._counts
         if counts is None or not (1 - CLOSE) * self.limit <= search.cost(counts) <= self.limit:
@@ -165,15 +165,15 @@ class Limit:
         return search.masks(counts)
 
     def status(self, masks: BySite) -> BudgetStatus:
-        """Return where the budget is, given the masks in force."""
+        """Return the progress towards the target with the given masks."""
         return BudgetStatus(self.target.key, self.limit, self.dense, self.cost(masks))
 
 
 def trained_like(network: nn.Module) -> nn.Module:
-    """Return a copy whose BatchNorm shifts are not zero, as after training.
+    """Return a copy with random BatchNorm shifts, as after training.
 
-    A new network's shifts are zero, and so are the constants that removed channels leave in later layers. After
-    training some of these constants cannot be folded away, and less can be removed.
+    In a new network the shifts are zero, and so are the constants that removed channels leave in later layers. After
+    training some of these constants cannot be folded, and fewer channels can be removed.
     """
     made = plain_copy(network)
     with torch.no_grad():
@@ -184,14 +184,14 @@ def trained_like(network: nn.Module) -> nn.Module:
     return made
 
 
-# --- the cuts that one order of the channels allows ------------------------------------------------------------
+# --- search among the cuts by score ----------------------------------------------------------------------------
 
 Counts = tuple[int, ...]
-"""How many channels each unit keeps."""
+"""Number of channels that each unit keeps."""
 
 
 def by_block(values: NDArray[Any], block: int) -> NDArray[Any]:
-    """Return the mean of each block of channels in place of their values; channels that are off (-inf) stay off."""
+    """Replace the values in each block of channels by their mean; channels that are off (-inf) stay off."""
     blocks = values.reshape(-1, block)
     alive = blocks > -np.inf
     means = np.where(alive, blocks, 0.0).sum(1, keepdims=True) / np.maximum(alive.sum(1, keepdims=True), 1)
@@ -199,10 +199,10 @@ def by_block(values: NDArray[Any], block: int) -> NDArray[Any]:
 
 
 class CutSearch:
-    """Finds a cut at a limit, for the scores of one moment: within a site the channels with the largest are kept.
+    """Finds a cut within a limit that keeps the channels with the highest scores.
 
-    Coupled sites keep the same channels, those with the largest of their smallest scores. Channels with a score of -inf
-    are off, and stay off.
+    Coupled sites keep the same channels; the score of such a channel is the minimum over the sites. Channels with a
+    score of -inf are off and stay off.
     """
 
     def __init__(
@@ -228,7 +228,7 @@ class CutSearch:
         self._known: dict[Counts, float] = {}
 
     def masks(self, counts: Counts) -> dict[str, Tensor]:
-        """Return a cut as masks, True where a channel stays."""
+        """Return a cut as masks, True for channels that are kept."""
         masks: dict[str, Tensor] = {}
         for unit, count, order in zip(self.units, counts, self._inner, strict=True):
             mask = torch.zeros(len(order), dtype=torch.bool)
@@ -237,13 +237,13 @@ class CutSearch:
         return masks
 
     def cost(self, counts: Counts) -> float:
-        """Return what a cut costs."""
+        """Return the cost of a cut."""
         if counts not in self._known:
             self._known[counts] = self._cost(self.masks(counts))
         return self._known[counts]
 
     def at_rank(self, rank: int) -> Counts:
-        """Return the cut that keeps the `rank` best channels, and what floors and multiples add."""
+        """Return the cut that keeps the `rank` best channels, plus those that floors and multiples require."""
         wanted = np.bincount(self._unit[:rank], minlength=len(self.units)).tolist()
         return tuple(self._allowed(unit, count) for unit, count in enumerate(wanted))
 
@@ -253,14 +253,14 @@ class CutSearch:
         return min(count, self.most[unit])
 
     def fit(self, close: float = 0.0) -> Counts:
-        """Return the best cut found that is not over the limit, or the smallest one.
+        """Return the best cut found within the limit; if there is none, the smallest one.
 
-        It ends when the cost is under the limit by the share `close` of it at most.
+        The search stops when the cost is below the limit by at most the share `close` of it.
         """
         rank, floors = self._rank(close), self.floors
         found = self._grown(self.at_rank(rank), close)
         if self.cost(found) < (1 - CLOSE) * self.limit and rank < len(self._unit):
-            # The next channel costs more than itself, such as the first one of a branch: make room for it.
+            # The next channel costs more than its own share, such as the first one of a branch: make room for it.
             steps = zip(floors, self.at_rank(rank), self.at_rank(rank + 1), strict=True)
             self.floors = [floor if now == more else more for floor, now, more in steps]
             other = self._grown(self.at_rank(self._rank(close)), close)
@@ -269,7 +269,7 @@ class CutSearch:
         return found
 
     def _rank(self, close: float) -> int:
-        """Return how many of the best channels fit into the limit, by bisection; 0 if none does."""
+        """Return how many of the best channels fit within the limit, by bisection; 0 if none does."""
         low, high = 0, len(self._unit) + 1
         while high - low > 1:
             middle = (low + high) // 2
@@ -283,7 +283,7 @@ class CutSearch:
         return low
 
     def _grown(self, counts: Counts, close: float) -> Counts:
-        """Return a cut with more channels, the best first, as long as it stays within the limit."""
+        """Add channels to a cut, the best first, as long as it stays within the limit."""
         closed: set[int] = set()
         while self.cost(counts) < (1 - close) * self.limit and len(closed) < len(counts):
             unit = max(
@@ -294,7 +294,7 @@ class CutSearch:
             if unit is None:
                 break
             more = (*counts[:unit], self._allowed(unit, counts[unit] + 1), *counts[unit + 1 :])
-            # A channel that costs nothing is not read: bringing it back would change nothing.
+            # A channel that adds no cost is not read by any layer, so keeping it would change nothing.
             if self.cost(counts) < self.cost(more) <= self.limit:
                 counts = more
             else:

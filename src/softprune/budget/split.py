@@ -1,4 +1,4 @@
-"""What the outputs lose without some channels: measured in forward passes, site by site, and never trained."""
+"""Score channels by how much the outputs change without them, measured in forward passes site by site."""
 
 import math
 import time
@@ -21,24 +21,24 @@ from softprune.module_state import evaluating
 logger = get_logger(__name__)
 
 LEVELS = 4
-"""Shares of a site that are taken away in turn: 1/4, 2/4, 3/4, 4/4. Each round divides again what is left."""
+"""Number of measurements per site, which remove 1/4, 2/4, 3/4 and 4/4 of its remaining channels."""
 LEAST = 0.05
-"""The share of a site that every path passes that goes last, however little the outputs miss it now."""
+"""Share of the channels of a site with a floor above 0 that is never scored, and so removed last."""
 JOINED = 8
-"""Batches of the training that one forward pass measures: without gradients that takes less memory than a step."""
+"""Number of training batches per forward pass: without gradients, these need less memory than a training step."""
 REPORT_SECONDS = 10.0
-"""How often a measurement that takes long says how far it is."""
+"""Interval between progress messages of a long measurement."""
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 """Arguments of a forward pass."""
 
 
 class FirstOrder:
-    """Sums the squared first-order change of the loss for every channel over training steps.
+    """Accumulates the squared first-order change of the loss by removing each channel, over training steps.
 
-    Removing a channel sets shift and scale of its BatchNorms to zero, which changes the loss by about
-    ``beta * g_beta + gamma * g_gamma`` (Molchanov et al., CVPR 2019). Tensors change in place only, so that a captured
-    step can add to them.
+    Removing a channel sets shift and scale of its BatchNorms to zero, which changes the loss by approximately
+    ``beta * g_beta + gamma * g_gamma`` (Molchanov et al., CVPR 2019). Tensors are changed in place only, so that this
+    works in a captured step.
     """
 
     def __init__(self, masks: Masks) -> None:
@@ -47,17 +47,17 @@ class FirstOrder:
 
     @torch.no_grad()
     def add_(self) -> None:
-        """Add the gradients at hand."""
+        """Add the changes computed from the current gradients."""
         self.row = self.row.to(self.masks.device)
         change = torch.cat([_change(bn) for bn in self.masks.modules[: len(self.masks.columns)]]).to(self.row.device)
         expand = self.masks.layout.expand
-        if expand is not None:  # several BatchNorms of one site lose a channel together
+        if expand is not None:  # the BatchNorms of a site lose a channel together
             change = torch.zeros_like(self.row).index_add_(0, expand[0], change)
-        # A step that a GradScaler skips has infinite gradients.
+        # Gradients are infinite in a step that a GradScaler skips.
         self.row.add_(change.square().nan_to_num(0.0, posinf=0.0))
 
     def scores(self) -> dict[str, Tensor]:
-        """Return the sums by site. Before the first step: the squared scales, so that there is an order."""
+        """Return the sums by site; before the first step, return the squared BatchNorm scales instead."""
         if bool(self.row.any()):
             return self.masks.by_site(self.row)
         members = self.masks.members
@@ -77,12 +77,12 @@ def split_scores(
     inputs: Sequence[Call],
     cost: Callable[[Mapping[str, Tensor]], float],
 ) -> dict[str, Tensor]:
-    """Return a score for every channel that can be compared over sites: divergence of the outputs per cost freed.
+    """Return scores of the channels that are comparable across sites: output divergence per cost saved.
 
-    With the masks in place, each site in turn (coupled ones together) loses its lowest channels by `importance`, and
-    the divergence of the outputs for `inputs` is measured. The lower convex hull of a site's curve, divergence over
-    cost freed, gives its channels their scores. Where a whole branch is cheaper to lose than a part of it, the hull is
-    one line, and the branch goes at once. The score is -inf where a channel is off, and inf where it must stay.
+    Starting from the current masks, each site in turn (coupled ones together) loses its least important channels, and
+    the divergence of the outputs on `inputs` is measured. The scores are the slopes of the lower convex hull of the
+    curve of divergence over cost saved. If a whole branch is cheaper to remove than a part of it, the hull is a single
+    line, and the branch is removed at once. The score is -inf for channels that are off, inf for those that must stay.
     """
     keep = {name: mask.cpu() for name, mask in masks.by_site(masks.hard()).items()}
     network, units = prunable.model, prunable.units()
@@ -93,8 +93,8 @@ def split_scores(
         try:
             calls = joined(inputs)
             reference = [_outputs(network, call) for call in calls]
-        except Exception as error:  # forward() fixes the size of a batch, or the memory is too small
-            logger.debug("inputs are measured batch by batch: %s", error)
+        except Exception as error:  # forward() may require a fixed batch size, or memory may be exhausted
+            logger.debug("measuring batch by batch: %s", error)
             calls = [*inputs]
             reference = [_outputs(network, call) for call in calls]
 
@@ -108,7 +108,7 @@ def split_scores(
             value = torch.stack([_relative(importance[name].double().cpu()) for name in unit]).sum(0)
             value = torch.from_numpy(by_block(value.numpy(), block))
             order = torch.nonzero(common).flatten()
-            order = order[torch.argsort(value[order], stable=True)]  # the lowest first
+            order = order[torch.argsort(value[order], stable=True)]  # the least important first
             floor = max(prunable.floors[name] for name in unit)
             most = len(order) - max(floor, math.ceil(LEAST * len(common)) if floor else 0)
             counts = _counts(len(order), most, math.lcm(prunable.round_to, block))
@@ -119,17 +119,17 @@ def split_scores(
             score[order] = torch.inf
             for (start, stop), slope in zip(pairwise([0, *counts]), slopes, strict=True):
                 score[order[start:stop]] = slope
-            # Within a level, by importance: a factor that keeps the order of levels.
+            # Within a level, rank channels by importance, with a factor too small to change the order of levels.
             score[order] = (score[order] + 1e-15) * (1 + 1e-6 * torch.arange(len(order)) / max(len(order), 1))
             scores |= dict.fromkeys(unit, score)
             if time.monotonic() - said > REPORT_SECONDS:
                 said = time.monotonic()
-                logger.info("budget: %d of %d sites are measured", number + 1, len(units))
+                logger.info("budget: measured %d of %d sites", number + 1, len(units))
     return scores
 
 
 def joined(calls: Sequence[Call]) -> list[Call]:
-    """Return calls with the batches of up to `JOINED` calls in one, where only the values of tensors differ."""
+    """Concatenate the batches of up to `JOINED` calls into one, if the calls differ only in the values of tensors."""
     found: list[Call] = []
     for start in range(0, len(calls), JOINED):
         group = calls[start : start + JOINED]
@@ -147,10 +147,10 @@ def joined(calls: Sequence[Call]) -> list[Call]:
 
 @contextmanager
 def batch_statistics(network: nn.Module) -> Iterator[None]:
-    """Let BatchNorms that are training normalise by each batch, in eval mode too, without a trace.
+    """Let BatchNorms in training mode use batch statistics in eval mode too, and restore them on exit.
 
-    The running statistics are those of the network before a cut. They follow within some steps after it, and what
-    counts is what the network computes then.
+    Running statistics describe the network before a cut. They adapt within some steps after it, and the scores should
+    reflect the outputs then.
     """
     norms = [bn for bn in network.modules() if isinstance(bn, _BatchNorm) and bn.training]
     statistics = [(bn.running_mean, bn.running_var) for bn in norms]
@@ -168,17 +168,17 @@ def _relative(value: Tensor) -> Tensor:
 
 
 def _counts(alive: int, most: int, round_to: int) -> list[int]:
-    """Return how many channels are taken away at each level: what stays is a multiple of `round_to`."""
+    """Return how many channels each level removes, at most `most`, so that a multiple of `round_to` remains."""
     stays = [alive - min(round(level / LEVELS * alive), most) for level in range(1, LEVELS + 1)]
     gone = {alive - math.ceil(stay / round_to) * round_to for stay in stays}
     return sorted(count for count in gone if count > 0)
 
 
 def _slopes(counts: Sequence[int], divergence: Sequence[float], first: float = 0.0, last: float = 0.0) -> list[float]:
-    """Return the slope of the lower convex hull of `divergence` over the cost freed at each level.
+    """Return the slope of the lower convex hull of `divergence` over cost saved, for each level.
 
-    `first` and `last`: what the first and the last level free. In between the cost is a line, since a plan for every
-    level would take longer than the forward passes; the last level may free more, a whole branch.
+    `first` and `last` are the costs saved by the first and the last level. Levels in between are extrapolated from the
+    first, since planning each would take longer than the forward passes. The last may save more: a whole branch.
     """
     points = [(0.0, 0.0)]
     for count, lost in zip(counts, divergence, strict=True):
@@ -204,7 +204,7 @@ def _outputs(network: nn.Module, call: Call) -> list[Tensor]:
 
 
 def _divergence(outputs: Sequence[Tensor], reference: Sequence[Tensor]) -> Tensor:
-    """Return how far outputs are from a reference: KL for class scores, else the relative squared difference."""
+    """Return the divergence of outputs from a reference: KL for (batch, classes), else the relative squared error."""
     total = torch.zeros((), device=outputs[0].device)
     for out, ref in zip(outputs, reference, strict=True):
         if out.dim() == 2 and out.shape[1] > 1:

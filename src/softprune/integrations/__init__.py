@@ -1,5 +1,5 @@
-"""softprune in other people's loops. Each module needs its framework: import it by name.
+"""Integrations with training frameworks. Each module requires its framework and must be imported by name.
 
-`lightning.SoftPruning` is a Lightning callback, `transformers.SoftPruningCallback` one for transformers' Trainer.
-Hugging Face Accelerate, timm's loop and your own need nothing from here: see examples/.
+`lightning.SoftPruning` is a callback for Lightning, `transformers.SoftPruningCallback` for transformers' Trainer.
+Hugging Face Accelerate, timm's training loop and your own loop need no integration: see examples/.
 """

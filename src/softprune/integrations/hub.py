@@ -1,4 +1,4 @@
-"""Compact networks on the Hugging Face Hub, with a card that says what was cut and what that cost."""
+"""Share compact networks on the Hugging Face Hub, with a model card that reports costs before and after the cut."""
 
 import os
 from pathlib import Path
@@ -24,16 +24,16 @@ _CARD = """---
 # {name}
 
 A compact {network}: [softprune](https://github.com/softprune/softprune) {version} removed channels from it during
-training. The network computes what the masked one computed, which was verified in float64.
+training. The outputs of the compact network equal those of the masked network, as verified in float64.
 
-|  | dense | compact | stays |
+|  | dense | compact | kept |
 |---|---:|---:|---:|
 {rows}
 
 {origin}```python
 from softprune.integrations.hub import from_pretrained
 
-model = from_pretrained("{repo}", dense_network)  # what builds the dense network; its weights do not matter
+model = from_pretrained("{repo}", dense_network)  # the dense network, with any weights
 ```
 """
 
@@ -47,15 +47,15 @@ def save_pretrained(
     results: dict[str, tuple[float, float]] | None = None,
     **card: Any,
 ) -> Path:
-    """Write a compact network and its model card to a folder; return the folder.
+    """Save a compact network and its model card to a folder; return the folder.
 
     Args:
-        compact: What `pruner.compact()` or `softprune.load` returned.
-        folder: Where to write; it is made where it is missing.
-        repo_id: The name in the card's example; the folder's by default.
-        origin: The dense network, the data and the shape of a sample; also kept in the file.
-        results: Figures (dense, compact) for the card, such as ``{"top-1 (%)": (76.1, 75.4), "CPU (ms)": (8.8, 6.0)}``.
-        card: More of the card's metadata, such as ``license="mit"`` and ``base_model="timm/resnet18.a1_in1k"``.
+        compact: A compact network, as returned by `pruner.compact()` or `softprune.load`.
+        folder: The folder to write to. It is created if it does not exist.
+        repo_id: Repository name in the card's example; by default that of the folder.
+        origin: The dense network, the data and the input shape; also stored in the file.
+        results: (dense, compact) values for the card, such as ``{"top-1 (%)": (76.1, 75.4), "CPU (ms)": (8.8, 6.0)}``.
+        card: Additional metadata of the card, such as ``license="mit"`` or ``base_model="timm/resnet18.a1_in1k"``.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -94,7 +94,7 @@ def push_to_hub(
     token: str | None = None,
     **card: Any,
 ) -> str:
-    """Write a compact network to `folder` as :func:`save_pretrained` does, upload it, and return its address."""
+    """Save a compact network to `folder` with :func:`save_pretrained`, upload it, and return the repository's URL."""
     save_pretrained(compact, folder, repo_id=repo_id, **card)
     api = HfApi(token=token, library_name="softprune", library_version=__version__)
     url = api.create_repo(repo_id, private=private, exist_ok=True)
@@ -105,9 +105,9 @@ def push_to_hub(
 def from_pretrained(
     source: str | os.PathLike[str], model: Model, *, revision: str | None = None, token: str | None = None
 ) -> Model:
-    """Return the compact network of a folder, or of a repository on the Hub, rebuilt from its dense definition.
+    """Load a compact network from a folder or from a repository on the Hub.
 
-    `model` is the dense network, built as the one that was pruned; its weights do not matter.
+    `model` is the dense network, with the same architecture as the one that was pruned and with any weights.
     """
     local = Path(source) / WEIGHTS
     if local.is_file():

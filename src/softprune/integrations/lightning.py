@@ -1,4 +1,4 @@
-"""A Lightning callback: joint training and pruning in a Trainer, without a change to training_step."""
+"""A Lightning callback for joint training and pruning, without changes to training_step."""
 
 import functools
 import math
@@ -19,22 +19,22 @@ except ImportError as error:
 
 
 class SoftPruning(Callback):
-    """Prunes a LightningModule's network while it trains.
+    """Prunes the network of a LightningModule during training.
 
-    The callback makes the pruner before `configure_optimizers` is called and keeps it as `module.pruner`, so that the
-    optimizer can be made from `self.pruner.parameter_groups(weight_decay=...)`. What `training_step` returns goes
-    through `pruner.loss`; validation and test see the hard masks, which are what :meth:`compact` cuts out. The
-    pruner's state is part of Lightning's checkpoints.
+    The callback creates the pruner before `configure_optimizers` is called and stores it as `module.pruner`, so that
+    the optimizer can use `self.pruner.parameter_groups(weight_decay=...)`. The loss returned by `training_step` is
+    passed through `pruner.loss`. Validation and test use the hard masks, by which :meth:`compact` cuts the network. The
+    state of the pruner is saved in Lightning's checkpoints.
 
-    With manual optimization, call `self.pruner.loss(...)` in `training_step` yourself, and if there are several
-    optimizers `self.pruner.attach(...)`, with the one that steps the BatchNorms, in `configure_optimizers`.
+    With manual optimization, call `self.pruner.loss(...)` in `training_step`. With several optimizers, also call
+    `self.pruner.attach(...)` in `configure_optimizers`, with the optimizer of the BatchNorms.
 
     Args:
-        example: What the network is called with: a tensor, a tuple of arguments, or (args, kwargs).
-        network: Name of the LightningModule's submodule that is the network.
-        make: Makes the pruner from (network, example, **options); any class of `softprune.methods`.
-        options: The pruner's own: `strength=`, `target=`, `round_to=` ... A target's `total_steps` is the Trainer's
-            number of optimizer steps where it is not given.
+        example: An input of the network: a tensor, a tuple of arguments, or (args, kwargs).
+        network: Name of the submodule of the LightningModule to prune.
+        make: Pruner class of `softprune.methods`, or any function of (network, example, **options) that returns one.
+        options: Keyword arguments of the pruner, such as `strength=`, `target=` or `round_to=`. For a target,
+            `total_steps` is by default the Trainer's number of optimizer steps.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class SoftPruning(Callback):
         self._state: dict[str, Any] | None = None
         self._plain_step: Callable[..., Any] | None = None
 
-    # --- what Lightning calls ------------------------------------------------------------------------------------
+    # --- called by Lightning -------------------------------------------------------------------------------------
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit" or self.pruner is not None:
@@ -56,8 +56,8 @@ class SoftPruning(Callback):
             steps = trainer.estimated_stepping_batches
             if steps == math.inf:
                 raise ConfigError(
-                    "a target needs to know when training ends. Got a Trainer without max_epochs or max_steps; set one "
-                    "of them, or give the callback total_steps."
+                    "a target needs the length of the training. Got a Trainer without max_epochs or max_steps; set one "
+                    "of them, or pass total_steps to the callback."
                 )
             options["total_steps"] = int(steps)
         self._make(pl_module, options)
@@ -68,8 +68,8 @@ class SoftPruning(Callback):
         if not self.pruner.attached:
             if len(trainer.optimizers) != 1:
                 raise ConfigError(
-                    f"the pruner is attached to one optimizer. Got {len(trainer.optimizers)} and none attached; call "
-                    "self.pruner.attach(...) in configure_optimizers, with the one that steps the BatchNorms."
+                    f"the pruner must be attached to one optimizer. Got {len(trainer.optimizers)}, none attached; call "
+                    "self.pruner.attach(...) in configure_optimizers, with the optimizer of the BatchNorms."
                 )
             self.pruner.attach(trainer.optimizers[0])
         if pl_module.automatic_optimization and self._plain_step is None:
@@ -91,9 +91,9 @@ class SoftPruning(Callback):
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.pruner is not None:
-            self.pruner.release()  # a further fit makes another optimizer
+            self.pruner.release()  # another fit creates another optimizer
         if self._plain_step is not None:
-            del pl_module.training_step  # the class's own again
+            del pl_module.training_step  # uncovers the method of the class
             self._plain_step = None
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
@@ -103,13 +103,13 @@ class SoftPruning(Callback):
         return {} if self.pruner is None else {"pruner": self.pruner.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        # Applied when the fit or the evaluation starts, on whatever device the network is by then.
+        # Applied when the fit or the evaluation starts, since the network may still be moved to another device.
         self._state = state_dict.get("pruner")
 
-    # --- what you call -------------------------------------------------------------------------------------------
+    # --- called by the user --------------------------------------------------------------------------------------
 
     def compact(self, model: nn.Module | None = None, **options: Any) -> nn.Module:
-        """Return the compact network, verified equal; arguments as in the pruner's own `compact`."""
+        """Return the verified compact network. Arguments are those of the pruner's `compact`."""
         if self.pruner is None:
             raise ConfigError(
                 "`compact` needs a trained network. Got none; call trainer.fit, or validate a checkpoint."
@@ -117,17 +117,17 @@ class SoftPruning(Callback):
         self.pruner.decide()
         return self.pruner.compact(model, **options)
 
-    # --- inside --------------------------------------------------------------------------------------------------
+    # --- internal ------------------------------------------------------------------------------------------------
 
     def _make(self, module: LightningModule, options: dict[str, Any]) -> None:
         self.pruner = self.make(module.get_submodule(self.network), self.example, **options)
         module.pruner = self.pruner  # type: ignore[assignment]
 
     def _restore(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Apply the state of a checkpoint; an evaluation without a fit has no pruner before that."""
+        """Load the pruner's state of a checkpoint. Create the pruner first if the Trainer evaluates without a fit."""
         if self._state is None:
             return
-        with torch.inference_mode(False), torch.enable_grad():  # a Trainer evaluates in inference mode
+        with torch.inference_mode(False), torch.enable_grad():  # the Trainer evaluates in inference mode
             if self.pruner is None:
                 budget = self._state.get("budget")
                 self._make(pl_module, ({} if budget is None else {"total_steps": budget["total_steps"]}) | self.options)
@@ -137,7 +137,7 @@ class SoftPruning(Callback):
 
 
 def _step_with_loss(pruner: Pruner, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """training_step with the method's loss added to what it returns."""
+    """Run training_step and add the method's loss to the returned loss."""
     output = step(*args, **kwargs)
     if isinstance(output, Tensor):
         return pruner.loss(output)

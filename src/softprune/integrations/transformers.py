@@ -1,4 +1,4 @@
-"""A callback for transformers' Trainer: joint training and pruning, without a change to the model's forward."""
+"""A callback for transformers' Trainer for joint training and pruning, without changes to the model."""
 
 import math
 from collections.abc import Callable
@@ -22,22 +22,22 @@ except ImportError as error:
 
 STATE_FILE = "softprune.pt"
 _METRICS_EVERY = 100
-"""Steps between two counts of what is logged."""
+"""Steps between updates of the logged metrics, since they need the cost of a cut."""
 
 
 class SoftPruningCallback(TrainerCallback):  # type: ignore[misc]
-    """Prunes the network of a transformers Trainer while it trains.
+    """Prunes the network of a transformers Trainer during training.
 
-    Pass it to the Trainer and call :meth:`bind` before ``trainer.train()`` (docs/integrations.md). It makes the pruner,
-    gives the Trainer an optimizer whose weight decay spares BatchNorm shifts, and adds the method's loss to the
-    Trainer's. The pruner's state is in every checkpoint, and ``trainer.train(resume_from_checkpoint=...)`` loads it.
+    Pass it to the Trainer and call :meth:`bind` before ``trainer.train()`` (docs/integrations.md). It creates the
+    pruner, adds the method's loss to that of the Trainer, and sets an optimizer that does not decay BatchNorm shifts.
+    Checkpoints contain the state of the pruner, and ``trainer.train(resume_from_checkpoint=...)`` restores it.
 
     Args:
-        example: What the network is called with: a tensor, a tuple of arguments, or (args, kwargs).
-        network: Name of the model's submodule to prune; empty for the model itself.
-        make: Makes the pruner from (network, example, **options); any class of `softprune.methods`.
-        options: The pruner's own: `strength=`, `target=`, `round_to=` ... A target's `total_steps` is the Trainer's
-            number of optimizer steps where it is not given.
+        example: An input of the network: a tensor, a tuple of arguments, or (args, kwargs).
+        network: Name of the submodule of the model to prune; empty for the model itself.
+        make: Pruner class of `softprune.methods`, or any function of (network, example, **options) that returns one.
+        options: Keyword arguments of the pruner, such as `strength=`, `target=` or `round_to=`. For a target,
+            `total_steps` is by default the Trainer's number of optimizer steps.
     """
 
     def __init__(
@@ -50,11 +50,11 @@ class SoftPruningCallback(TrainerCallback):  # type: ignore[misc]
         self._next_metrics = 0
 
     def bind(self, trainer: Trainer) -> None:
-        """Make the pruner for the Trainer's model, and add the method's loss to the Trainer's."""
+        """Create the pruner for the Trainer's model, and add the method's loss to that of the Trainer."""
         if trainer.model_init is not None:
             raise ConfigError(
-                "the callback prunes the network that the Trainer has now. Got a Trainer with `model_init`, which "
-                "makes another one when training starts; pass model=model_init() instead."
+                "the callback prunes the Trainer's current network. Got a Trainer with `model_init`, which creates "
+                "another network when training starts; pass model=model_init() instead."
             )
         options = dict(self.options)
         if options.get("target") is not None and "total_steps" not in options:
@@ -73,7 +73,7 @@ class SoftPruningCallback(TrainerCallback):  # type: ignore[misc]
             return (loss, outputs) if return_outputs else loss
 
         def with_state(resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
-            self._resumed = resume_from_checkpoint  # may lie outside of output_dir
+            self._resumed = resume_from_checkpoint  # may be outside output_dir
             return train(resume_from_checkpoint, *args, **kwargs)
 
         trainer.compute_loss, trainer.train = with_pruning, with_state
@@ -83,12 +83,12 @@ class SoftPruningCallback(TrainerCallback):  # type: ignore[misc]
             groups = _parameter_groups(trainer.model, model, self.pruner, decay)
             trainer.optimizer = kind(groups, **settings)
 
-    # --- what the Trainer calls ------------------------------------------------------------------------------------
+    # --- called by the Trainer -------------------------------------------------------------------------------------
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.pruner is None:
             raise ConfigError(
-                "the callback must know its Trainer. Got none; call pruning.bind(trainer) before train()."
+                "the callback must be bound to its Trainer. Got none; call pruning.bind(trainer) before train()."
             )
         if state.global_step:
             newest = Path(args.output_dir) / f"checkpoint-{state.global_step}"
@@ -102,11 +102,11 @@ class SoftPruningCallback(TrainerCallback):  # type: ignore[misc]
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         if logs is not None and self.pruner is not None and "loss" in logs:
-            if state.global_step >= min(self._next_metrics, state.max_steps):  # they count the cost of a cut
+            if state.global_step >= min(self._next_metrics, state.max_steps):
                 self._metrics = {f"softprune_{name}": value for name, value in self.pruner.metrics().items()}
                 self._next_metrics = state.global_step + _METRICS_EVERY
             logs.update(self._metrics)
-            if state.log_history:  # written before callbacks are called
+            if state.log_history:  # the Trainer appends to it before it calls the callbacks
                 state.log_history[-1].update(self._metrics)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -118,19 +118,19 @@ class SoftPruningCallback(TrainerCallback):  # type: ignore[misc]
         if self.pruner is not None:
             self.pruner.release()
             if args.load_best_model_at_end and state.best_model_checkpoint is not None:
-                self._load(Path(state.best_model_checkpoint))  # the Trainer has loaded its weights
+                self._load(Path(state.best_model_checkpoint))  # the Trainer has already loaded the weights
 
     def _load(self, checkpoint: Path) -> None:
-        """Load the pruner's state of a checkpoint."""
+        """Load the state of the pruner from a checkpoint."""
         assert self.pruner is not None
         self.pruner.load_state_dict(torch.load(checkpoint / STATE_FILE, weights_only=True))
 
-    # --- what you call -------------------------------------------------------------------------------------------
+    # --- called by the user --------------------------------------------------------------------------------------
 
     def compact(self, model: nn.Module | None = None, **options: Any) -> nn.Module:
-        """Return the compact network, verified equal; arguments as in the pruner's own `compact`.
+        """Return the verified compact network. Arguments are those of the pruner's `compact`.
 
-        It computes in the precision of its weights, without the autocast that `bf16=True` or `fp16=True` adds.
+        The network has no autocast from `bf16=True` or `fp16=True`: it computes in the precision of its weights.
         """
         if self.pruner is None:
             raise ConfigError(
@@ -141,9 +141,9 @@ class SoftPruningCallback(TrainerCallback):  # type: ignore[misc]
 
 
 def _parts(trainer: Trainer, items: Any) -> int:
-    """Return by how many micro-batches what is added to their losses must be divided, since the Trainer does not.
+    """Return the number of micro-batches by which a term added to the loss of each must be divided.
 
-    It sums losses that were divided by `items`, the number of labels in the whole batch; of others it takes the mean.
+    The Trainer sums losses that are divided by `items`, the number of labels in the whole batch; others are averaged.
     """
     sums = trainer.model_accepts_loss_kwargs or trainer.compute_loss_func is not None
     return getattr(trainer, "current_gradient_accumulation_steps", 1) if sums and items is not None else 1
@@ -158,7 +158,7 @@ def _total_steps(trainer: Trainer) -> int:
 
 
 def _parameter_groups(model: nn.Module, network: nn.Module, pruner: Pruner, decay: float) -> list[dict[str, Any]]:
-    """Return the pruner's groups, and the parameters of the rest of the model as one group."""
+    """Return the parameter groups of the pruner, and one group with the other parameters of the model."""
     groups = pruner.parameter_groups(weight_decay=decay)
     inside = {id(parameter) for parameter in network.parameters()}
     rest = [p for p in model.parameters() if p.requires_grad and id(p) not in inside]

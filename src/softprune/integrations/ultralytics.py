@@ -1,4 +1,4 @@
-"""A trainer for ultralytics' detectors: YOLO pruned to a budget inside its own training."""
+"""A trainer for ultralytics' detectors that prunes YOLO to a target during training."""
 
 from copy import deepcopy
 from functools import partial
@@ -26,26 +26,26 @@ except ImportError as error:
 logger = get_logger(__name__)
 
 _STATE = "softprune_state"
-"""Attribute of the network in a checkpoint from before the cut: the state of the pruner."""
+"""Attribute of the network in a checkpoint before the cut, with the state of the pruner."""
 _UNSUPPORTED = ("compile", "distill_model", "time")
 
 
 class PruningTrainer(DetectionTrainer):  # type: ignore[misc]
-    """A DetectionTrainer that prunes its network to a target while it trains::
+    """A DetectionTrainer that prunes its network to a target during training::
 
         YOLO("yolo11n.pt").train(data="my.yaml", epochs=100, trainer=partial(PruningTrainer, target={"macs": 0.5}))
 
-    In the first part of the training, up to `cut_at`, the network trains with masks. Then it is cut, verified, and
-    takes the place of the dense one: optimizer, schedule and loader continue, the average of the weights starts again,
-    and ultralytics sees an ordinary network from there on. `best.pt` is the best network after the cut.
+    Up to `cut_at`, the network trains with masks. Then it is cut and verified, and the compact network replaces it:
+    optimizer, schedule and data loader continue, and the moving average of the weights restarts. From then on
+    ultralytics trains an ordinary network. `best.pt` is the best network after the cut.
 
-    Without a target it trains a network that is compact already; ultralytics' own trainer would build the dense one.
+    Without a target, it trains a compact network further; ultralytics' own trainer would rebuild the dense network.
 
     Args:
-        cfg: ultralytics' own arguments, as `overrides` and `_callbacks`.
-        target: The budget, such as ``{"macs": 0.5}``.
-        cut_at: The share of the epochs that train with masks.
-        options: Further ones of :class:`softprune.SoftPruner`: `round_to=`, `exclude=` ...
+        cfg: ultralytics' own arguments, like `overrides` and `_callbacks`.
+        target: The target, such as ``{"macs": 0.5}``.
+        cut_at: Share of the epochs that train with masks.
+        options: Further arguments of :class:`softprune.SoftPruner`, such as `round_to=` and `exclude=`.
     """
 
     model: Any
@@ -66,35 +66,35 @@ class PruningTrainer(DetectionTrainer):  # type: ignore[misc]
         given += [] if self.args.epochs >= 2 else ["fewer than two epochs"]
         if target is not None and given:
             raise ConfigError(
-                "pruning needs one device, a fixed number of epochs, at least two, and the network itself. Got "
-                f"{', '.join(given)}; leave it out, and train the compact network further with it."
+                "pruning needs one device, a fixed number of at least two epochs, and no compilation or distillation. "
+                f"Got {', '.join(given)}; omit it, and use it when training the compact network further."
             )
         self.target, self.cut_at, self.options = target, cut_at, options
         self.pruner: SoftPruner | None = None
         self._steps = 0
 
-    # --- what ultralytics calls ------------------------------------------------------------------------------------
+    # --- called by ultralytics -------------------------------------------------------------------------------------
 
     def get_model(self, cfg: Any = None, weights: nn.Module | None = None, verbose: bool = True) -> nn.Module:
-        """Return the network to train: that of `weights` where it is compact already, which `cfg` does not describe."""
+        """Return the network to train: a copy of `weights` if it is compact, since `cfg` describes the dense one."""
         if weights is None or not plans_of(weights):
             return super().get_model(cfg, weights, verbose)
         if weights.nc != self.data["nc"]:
             raise ConfigError(
-                f"a compact network is trained on data with its own {weights.nc} classes. Got {self.data['nc']}; train "
-                "the dense network on these data, and prune that."
+                f"a compact network must be trained on data with its {weights.nc} classes. Got {self.data['nc']}; "
+                "train and prune the dense network on this data instead."
             )
         return deepcopy(weights).train().requires_grad_(True)
 
     def build_optimizer(self, model: nn.Module, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
-        """Return ultralytics' optimizer, with the pruner attached; the average of the weights is made after this."""
+        """Return ultralytics' optimizer with the pruner attached. Called before the moving average is created."""
         optimizer = super().build_optimizer(model, *args, **kwargs)
-        if self.target is None or (self.resume and plans_of(model)):  # which was cut before the training was stopped
+        if self.target is None or (self.resume and plans_of(model)):  # resumed after the cut
             return optimizer
         epochs = min(max(1, round(self.cut_at * self.epochs)), self.epochs - 1)
         self._last_step = self._steps_of(epochs)
         example = torch.zeros(2, self.data["channels"], self.args.imgsz, self.args.imgsz, device=self.device)
-        self._dense = deepcopy(model)  # checkpoints hold a network without masks
+        self._dense = deepcopy(model)  # for checkpoints, which hold a network without masks
         self.pruner = SoftPruner(model, example, target=self.target, total_steps=self._last_step, **self.options)
         self.pruner.attach(optimizer)
         self._hook = model.register_forward_hook(self._add_loss)
@@ -103,13 +103,13 @@ class PruningTrainer(DetectionTrainer):  # type: ignore[misc]
     def resume_training(self, ckpt: Any) -> None:
         super().resume_training(ckpt)
         if self.pruner is not None:
-            self.stopper.patience = float("inf")  # the accuracy may fall while channels go
+            self.stopper.patience = float("inf")  # the accuracy may drop while channels are removed
 
     def _load_checkpoint_state(self, ckpt: Any) -> None:
-        """Load masks, clock and optimizer, to resume or to return from a loss that is not finite."""
+        """Load the states of pruner and optimizer, to resume, or to recover from a non-finite loss."""
         saved = getattr(ckpt["ema"], _STATE, None)
         if self.pruner is not None and saved is not None:
-            self.pruner.load_state_dict(saved["pruner"])  # before the average, a copy of the network, is made
+            self.pruner.load_state_dict(saved["pruner"])  # before the network is copied for the moving average
             self._steps = saved["steps"]
         super()._load_checkpoint_state(ckpt)
 
@@ -121,7 +121,7 @@ class PruningTrainer(DetectionTrainer):  # type: ignore[misc]
                 self._cut()
 
     def save_model(self) -> bool:
-        """Write the checkpoints; before the cut last.pt alone, with the dense network and the state of the pruner."""
+        """Save the checkpoints. Before the cut, save only last.pt: the dense network and the state of the pruner."""
         if self.pruner is None:
             return bool(super().save_model())
         self.pruner.end_epoch(self.epoch)
@@ -137,10 +137,10 @@ class PruningTrainer(DetectionTrainer):  # type: ignore[misc]
         self.best.unlink(missing_ok=True)
         return bool(saved)
 
-    # --- inside ----------------------------------------------------------------------------------------------------
+    # --- internal --------------------------------------------------------------------------------------------------
 
     def _add_loss(self, model: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        """Add the method's loss to that of a batch, which is the sum over its images."""
+        """Add the method's loss to the loss of a batch, which ultralytics sums over the images."""
         if not (model.training and isinstance(args[0], dict) and self.pruner is not None):
             return output
         loss, parts = output
@@ -148,7 +148,7 @@ class PruningTrainer(DetectionTrainer):  # type: ignore[misc]
         return self.pruner.loss(loss.sum() / images) * images, parts
 
     def _steps_of(self, epochs: int) -> int:
-        """Return the optimizer steps of so many epochs. In the warmup a step has fewer batches than afterwards."""
+        """Return the number of optimizer steps in `epochs` epochs. Steps accumulate fewer batches in the warm-up."""
         batches = len(self.train_loader)
         warmup = max(1, round(batches * min(self.args.warmup_epochs, self.epochs - 1)))
         steps, last = 0, -1
@@ -158,7 +158,7 @@ class PruningTrainer(DetectionTrainer):  # type: ignore[misc]
         return max(1, steps)
 
     def _cut(self) -> None:
-        """Put the compact network in the place of the masked one."""
+        """Replace the masked network by the compact one."""
         assert self.pruner is not None
         self._hook.remove()
         masked, compact = self.model, self.pruner.compact()
@@ -175,9 +175,9 @@ class PruningTrainer(DetectionTrainer):  # type: ignore[misc]
 def prune_yolo(
     model: str | Path | YOLO, *, target: TargetLike, cut_at: float = 0.5, options: Any = None, **train: Any
 ) -> YOLO:
-    """Train a detector (weights, an architecture or a YOLO object), prune it, and return its best.pt.
+    """Train and prune a detector (a file of weights, an architecture or a YOLO object); return its best.pt.
 
-    `target`, `cut_at` and the dict `options` are those of :class:`PruningTrainer`; `train` is what `YOLO.train` takes.
+    `target`, `cut_at` and `options` are passed to :class:`PruningTrainer`, and `train` to `YOLO.train`.
     """
     yolo = model if isinstance(model, YOLO) else YOLO(model)
     yolo.train(trainer=partial(PruningTrainer, target=target, cut_at=cut_at, **(options or {})), **train)
@@ -185,9 +185,9 @@ def prune_yolo(
 
 
 def load_yolo(path: str | Path, config: str, names: dict[int, str]) -> YOLO:
-    """Return the detector of a file of `softprune.save`, rebuilt from its architecture, such as "yolo11n.yaml".
+    """Load a detector saved by `softprune.save`. `config` is its dense architecture, such as "yolo11n.yaml".
 
-    `names` are the classes, by number.
+    `names` maps class indices to class names.
     """
     yolo = YOLO(config)
     yolo.model = load(path, DetectionModel(config, nc=len(names), verbose=False))

@@ -1,6 +1,6 @@
-"""The networks of the SCP paper and of the methods it compares with, and a small default.
+"""The networks of the SCP paper and of the methods it compares with, and a small default network.
 
-Each is built by ``NAME(num_classes=...)``, an ordinary ``nn.Module``. The networks contain no pruning code.
+``NAME(num_classes=...)`` builds an ordinary ``nn.Module`` without any pruning code.
 """
 
 from collections.abc import Callable
@@ -34,18 +34,18 @@ __all__ += ["VGG", "BottleneckResNet", "DenseNet", "OptionAResNet", "PreActResNe
 
 @dataclass(frozen=True)
 class ModelEntry:
-    """One network of the library."""
+    """A network of the registry."""
 
     build: Callable[..., nn.Module]
     """Called as ``build(num_classes=...)``."""
     input_shape: tuple[int, int, int]
-    """Channels, height and width of its images."""
+    """Shape (C, H, W) of its input."""
     description: str
-    """One line for lists."""
+    """One-line description."""
 
 
 REGISTRY: dict[str, ModelEntry] = {
-    "digits_net": ModelEntry(digits_net, (1, 8, 8), "six convolutions in VGG style, for the embedded digits"),
+    "digits_net": ModelEntry(digits_net, (1, 8, 8), "VGG-style network of six convolutions, for the bundled digits"),
     "vgg16": ModelEntry(vgg16, (3, 32, 32), "VGG-16 with BatchNorm, for CIFAR"),
     "vgg19": ModelEntry(vgg19, (3, 32, 32), "VGG-19 with BatchNorm, for CIFAR"),
     "resnet20": ModelEntry(resnet20, (3, 32, 32), "pre-activation ResNet-20 as in SCP, for CIFAR"),
@@ -59,15 +59,15 @@ REGISTRY: dict[str, ModelEntry] = {
     "resnet50": ModelEntry(resnet50, (3, 224, 224), "ResNet-50 (v1.5), for ImageNet"),
     "resnet50_64": ModelEntry(resnet50_64, (3, 64, 64), "ResNet-50 (v1.5) with a 3x3 stem, for Tiny-ImageNet"),
 }
-"""Every network by its name."""
+"""All networks by name."""
 
 
 def build(name: str, num_classes: int) -> nn.Module:
-    """Build the network called `name` with freshly drawn weights.
+    """Build the network `name` with random weights.
 
-    Raises `ConfigError` for an unknown name or a number of classes below one.
+    Raises `ConfigError` for an unknown name or fewer than one class.
     """
     check_choice("A model", name, REGISTRY)
     if num_classes < 1:
-        raise ConfigError(f"`num_classes` must be at least 1. Got {num_classes}; pass the number of your classes.")
+        raise ConfigError(f"`num_classes` must be at least 1. Got {num_classes}; pass the number of classes.")
     return REGISTRY[name].build(num_classes=num_classes)

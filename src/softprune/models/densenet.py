@@ -1,4 +1,4 @@
-"""DenseNet for CIFAR without bottlenecks or compression: DenseNet-40, growth 12."""
+"""DenseNet for CIFAR without bottlenecks or compression: DenseNet-40 with growth rate 12."""
 
 from functools import partial
 
@@ -10,7 +10,7 @@ from softprune.models.init import init_scp_
 
 
 class DenseLayer(nn.Module):
-    """BatchNorm-ReLU-3x3 of everything so far; its `growth` new channels are appended to it."""
+    """BatchNorm-ReLU-3x3, whose `growth` output channels are concatenated to the input."""
 
     def __init__(self, in_channels: int, growth: int) -> None:
         super().__init__()
@@ -22,7 +22,7 @@ class DenseLayer(nn.Module):
 
 
 class Transition(nn.Module):
-    """BatchNorm-ReLU-1x1 at the same width, then a 2x2 average pool."""
+    """BatchNorm-ReLU-1x1 with the same number of channels, then a 2x2 average pool."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -36,8 +36,8 @@ class Transition(nn.Module):
 class DenseNet(nn.Module):
     """3x3 stem, three blocks of `DenseLayer` joined by a `Transition`, BatchNorm-ReLU, pool, linear.
 
-    `stem_channels` is 24 in the released codes of SCP and of Network Slimming; the counts in the Slimming paper are
-    those of a stem of 16.
+    `stem_channels` is 24 in the authors' code of SCP and of Network Slimming; the counts in the Slimming paper are for
+    a stem with 16 channels.
     """
 
     def __init__(

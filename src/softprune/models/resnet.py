@@ -1,8 +1,8 @@
 """ResNets for CIFAR, and ResNet-18 and ResNet-50 for ImageNet.
 
-For CIFAR: pre-activation as in SCP, bottlenecks as in Slimming, option A as in SFP, FPGM and L1, with three stages of
-16, 32 and 64 channels (planes). For ImageNet: v1.5 (the 3x3 convolution of a bottleneck has its stride), with the names
-of torchvision's parameters, so that weights published for its ResNets load into these.
+CIFAR networks have three stages of 16, 32 and 64 planes: pre-activation blocks as in SCP, bottlenecks as in Slimming,
+and option-A shortcuts as in SFP, FPGM and L1. ImageNet networks are v1.5 (the stride is in the 3x3 convolution of a
+bottleneck) and use torchvision's parameter names, so that they can load torchvision's weights.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,13 +22,13 @@ def _conv(in_channels: int, out_channels: int, kernel: int = 3, stride: int = 1)
 class PreActBlock(nn.Module):
     """BatchNorm-ReLU-3x3, BatchNorm-ReLU-3x3, plus the shortcut.
 
-    In the first block of every stage (`first`) the shortcut starts after the first BatchNorm and ReLU, so
-    that these feed both paths. Where the stage halves the resolution it passes through a bias-free 1x1 convolution.
-    In the other blocks the shortcut is the input of the block.
+    In the first block of a stage (`first`), the shortcut starts after the first BatchNorm and ReLU, which both paths
+    share, and if the stage halves the resolution, it has a 1x1 convolution without bias. In other blocks, the shortcut
+    is the input of the block.
     """
 
     expansion = 1
-    """Output channels of a block over its planes."""
+    """Ratio of output channels to planes."""
 
     def __init__(self, in_channels: int, planes: int, *, first: bool) -> None:
         super().__init__()
@@ -51,8 +51,7 @@ class PreActBlock(nn.Module):
 class PreActBottleneck(nn.Module):
     """BatchNorm-ReLU-1x1, BatchNorm-ReLU-3x3, BatchNorm-ReLU-1x1, plus the shortcut.
 
-    The shortcut is the input of the block; in the first block of every stage it passes through a bias-free 1x1
-    convolution.
+    The shortcut is the input of the block, with a 1x1 convolution without bias in the first block of a stage.
     """
 
     expansion = 4
@@ -76,7 +75,7 @@ class PreActBottleneck(nn.Module):
 
 
 class PadShortcut(nn.Module):
-    """Option A: take every second pixel and append zero channels."""
+    """Option-A shortcut: subsample every second pixel and append zero channels."""
 
     def __init__(self, in_channels: int, planes: int) -> None:
         super().__init__()
@@ -95,7 +94,7 @@ class BasicBlock(nn.Module):
 
     expansion = 1
     shortcut: Callable[[int, int], nn.Module] = staticmethod(_projection)
-    """Makes the shortcut of a block that halves the resolution."""
+    """Builds the shortcut of a block that halves the resolution."""
 
     def __init__(self, in_channels: int, planes: int, *, first: bool) -> None:
         super().__init__()
@@ -111,7 +110,7 @@ class BasicBlock(nn.Module):
 
 
 class OptionABlock(BasicBlock):
-    """The same with shortcuts of option A."""
+    """BasicBlock with option-A shortcuts."""
 
     shortcut = PadShortcut
 
@@ -140,7 +139,7 @@ class Bottleneck(nn.Module):
 
 
 def _stages(block: Any, depths: Sequence[int], planes: int = 16) -> nn.ModuleList:
-    """Return stages of so many blocks each; `planes`, also the width of the stem, doubles from one to the next."""
+    """Return stages of `depths` blocks; `planes`, the width of the stem and of the first stage, doubles per stage."""
     stages, width = nn.ModuleList(), planes
     for depth in depths:
         blocks = []
@@ -175,7 +174,7 @@ class PreActResNet(nn.Module):
 
 
 class BottleneckResNet(PreActResNet):
-    """The same with stages of `PreActBottleneck`."""
+    """PreActResNet with stages of `PreActBottleneck`."""
 
     block = PreActBottleneck
 
@@ -202,7 +201,7 @@ class OptionAResNet(nn.Module):
 class ResNet(nn.Module):
     """7x7 stem, max-pool, four stages of 64, 128, 256, 512 planes, average pool, linear.
 
-    `small_images` takes a 3x3 stem of stride 1 instead, which suits images of 64 x 64.
+    `small_images` replaces the stem by a 3x3 convolution of stride 1, for images of 64 x 64 pixels.
     """
 
     def __init__(

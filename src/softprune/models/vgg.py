@@ -22,9 +22,9 @@ class ConvUnit(nn.Module):
 
 
 class VGG(nn.Module):
-    """Stages of convolutions with a 2x2 max-pool between them, global average pooling, a linear classifier.
+    """Stages of 3x3 convolutions separated by 2x2 max-pools, global average pooling, a linear classifier.
 
-    `widths` lists the output channels of every convolution, stage by stage.
+    `widths` gives the output channels of every convolution, stage by stage.
     """
 
     def __init__(self, widths: Sequence[Sequence[int]], num_classes: int = 10, in_channels: int = 3) -> None:
@@ -39,7 +39,7 @@ class VGG(nn.Module):
             self.stages.append(nn.Sequential(*units))
         self.classifier = nn.Linear(width, num_classes)
         init_scp_(self)
-        # The authors initialise this one linear layer differently.
+        # The authors initialise the classifier of VGG differently.
         truncated_normal_(self.classifier.weight, 0.01)
 
     def forward(self, x: Tensor) -> Tensor:
