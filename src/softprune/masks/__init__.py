@@ -1,7 +1,7 @@
 """The paper's mathematics and the masked BatchNorm.
 
-Read `functional.py` first, the equations. `masks.py` decides about the channels of all sites, which `layout.py` puts
-in one row, and `batchnorm.py` is the BatchNorm that the masks act on.
+Start with `functional.py`, the equations. `masks.py` computes the masks of all sites in one vector, `layout.py` maps
+between vectors of channels and BatchNorms, and `batchnorm.py` is the BatchNorm that applies the masks.
 """
 
 from softprune.mask_config import MaskConfig as MaskConfig

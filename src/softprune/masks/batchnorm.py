@@ -1,7 +1,7 @@
-"""The masked BatchNorm: the paper's revised BN layer, put onto an existing module by swapping its class.
+"""The masked BatchNorm: the paper's revised BN layer, applied to an existing module by replacing its class.
 
-Parameters, buffers, hooks and every reference to the module stay as they are; the state_dict has the same
-keys, and an optimizer made earlier still works.
+Parameters, buffers, hooks and references to the module are kept. The keys of the state_dict do not change, and
+existing optimizers still work.
 """
 
 from collections.abc import Callable
@@ -21,36 +21,36 @@ _sync_forward = cast(Callable[[_BatchNorm, Tensor], Tensor], nn.SyncBatchNorm.fo
 
 
 class Folded(NamedTuple):
-    """The affine of a masked BatchNorm in one forward pass."""
+    """Scale and shift of a masked BatchNorm in a forward pass, with the mask folded in."""
 
     weight: Tensor
-    """``n * gamma`` with a sample, gamma or 0 with a hard mask."""
+    """``n * gamma`` for a sampled mask; gamma or 0 for a hard mask."""
     bias: Tensor
-    """``n * beta``, or beta or 0."""
+    """``n * beta`` for a sampled mask; beta or 0 for a hard mask."""
     n: Tensor | None = None
-    """The sample, one for each channel; None where none is drawn."""
+    """The sampled mask, (channels,); None for a hard mask."""
     on: Tensor | None = None
-    """``n > 1/2``: channels whose running statistics move."""
+    """``n > 1/2``: channels whose running statistics are updated."""
 
 
 def fold(n: Tensor, gamma: Tensor, beta: Tensor) -> Folded:
-    """``(gamma z + beta) n``, equation 9 (eq:modified_bn), as an affine of z: no operation on activations is added."""
+    """Fold n into scale and shift: ``(gamma z + beta) n``, equation 9 (eq:modified_bn), without an extra operation."""
     return Folded((n * gamma).to(gamma.dtype), (n * beta).to(beta.dtype), n, n.detach() > 0.5)
 
 
 class MaskedBatchNorm(_BatchNorm):
-    """What all masked BatchNorms have in common; made by :func:`mask_`, never constructed.
+    """Base class of all masked BatchNorms. Created by :func:`mask_`, never constructed.
 
-    Training normalises by batch statistics and scales by the sample of its mask; evaluation scales by the hard
-    mask. Off channels come out exactly zero in evaluation.
+    Training multiplies the output by a sampled mask, evaluation by the hard mask. In evaluation, the outputs of
+    channels that are off are exactly zero.
     """
 
     masks: Any
-    """The :class:`softprune.masks.Masks` of all sites of the model, which say what is its affine in each forward."""
+    """The :class:`softprune.masks.Masks` of the model, which provide scale and shift in each forward pass."""
     number: int
-    """Its position among their BatchNorms."""
+    """Index of this BatchNorm in ``masks``."""
     plain_class: type[_BatchNorm]
-    """The class that :func:`unmask_` gives back."""
+    """The original class, restored by :func:`unmask_`."""
 
     def forward(self, input: Tensor) -> Tensor:
         self._check_input_dim(input)
@@ -63,15 +63,14 @@ class MaskedBatchNorm(_BatchNorm):
         )
 
     def _train(self, x: Tensor, folded: Folded) -> Tensor:
-        """Batch normalisation in training; running statistics move in the channels that are on."""
+        """Normalise by batch statistics, and update the running statistics of the channels that are on."""
         mean, var, count = self.running_mean, self.running_var, self.num_batches_tracked
         if not self.track_running_stats or mean is None or var is None or count is None:
             return F.batch_norm(x, None, None, folded.weight, folded.bias, True, 0.0, self.eps)
         count.add_(1)
         momentum = 1.0 / float(count) if self.momentum is None else self.momentum
         gates = self._statistics_gates(folded.on)
-        # autograd remembers the statistics it was given and would notice a later write: what is written
-        # afterwards goes through a copy.
+        # autograd saves the statistics for the backward pass and checks that they do not change, so update a copy.
         new_mean, new_var = (each if on is None else each.clone() for each, on in zip((mean, var), gates, strict=True))
         y = F.batch_norm(x, new_mean, new_var, folded.weight, folded.bias, True, momentum, self.eps)
         _gate(mean, gates[0], new_mean, mean)
@@ -79,9 +78,9 @@ class MaskedBatchNorm(_BatchNorm):
         return y
 
     def _statistics_gates(self, on: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-        """Return the channels in which running mean and running variance move; None for all of them.
+        """Return masks of the channels whose running mean and variance are updated; None for all channels.
 
-        A cumulative average (momentum None) counts every batch, so that every channel must move.
+        A cumulative average (momentum None) counts batches for all channels together, so all must be updated.
         """
         gated = "none" if self.momentum is None else self.masks.gate_statistics
         return (None if gated == "none" else on), (on if gated == "both" else None)
@@ -92,12 +91,12 @@ class MaskedBatchNorm(_BatchNorm):
         return self
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        # The masked classes are made at run time: pickle and deepcopy go through the plain class.
+        # Masked classes are created at run time, so pickle and deepcopy reconstruct them from the plain class.
         return _empty_masked, (self.plain_class,), self.__dict__
 
 
 class _MaskedSync(MaskedBatchNorm):
-    """Across processes, torch's own SyncBatchNorm normalises, and the sample scales its output."""
+    """With several processes, runs PyTorch's SyncBatchNorm and multiplies its output by the sampled mask."""
 
     process_group: Any
 
@@ -106,7 +105,7 @@ class _MaskedSync(MaskedBatchNorm):
             return super()._train(x, folded)
         if folded.n is None and folded.weight is not self.weight:
             raise ModelError(
-                "methods with a scale of their own cannot train SyncBatchNorms across processes. Got one; keep plain "
+                "methods with a scale of their own cannot train SyncBatchNorms across processes. Got one; use plain "
                 "BatchNorms."
             )
         statistics = [each for each in (self.running_mean, self.running_var) if each is not None]
@@ -120,7 +119,7 @@ class _MaskedSync(MaskedBatchNorm):
 
 
 class _MaskedAct(MaskedBatchNorm):
-    """timm's layers apply a dropout (often the identity) and their activation after the BatchNorm."""
+    """Masked BatchNorm of timm, which applies a dropout (often the identity) and an activation afterwards."""
 
     act: nn.Module
     drop: nn.Module
@@ -130,14 +129,14 @@ class _MaskedAct(MaskedBatchNorm):
 
 
 def uncounted() -> AbstractContextManager[Any]:
-    """Hide what is drawn from activation checkpoints, which count the tensors that a forward saves for backward."""
+    """Hide tensors saved by sampling masks from activation checkpoints, which count the tensors saved for backward."""
     if torch.compiler.is_compiling() or torch._C._autograd._top_saved_tensors_default_hooks(False) is None:
         return nullcontext()
     return torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
 
 
 def mask_(bn: _BatchNorm, masks: Any, number: int) -> MaskedBatchNorm:
-    """Turn a BatchNorm into a masked one, in place, and return it."""
+    """Convert a BatchNorm to a masked one, in place, and return it."""
     bn.__class__ = _masked_class(type(bn))
     masked = cast(MaskedBatchNorm, bn)
     masked.masks, masked.number = masks, number
@@ -145,7 +144,7 @@ def mask_(bn: _BatchNorm, masks: Any, number: int) -> MaskedBatchNorm:
 
 
 def unmask_(bn: _BatchNorm) -> _BatchNorm:
-    """Turn a masked BatchNorm back into a plain one, in place; a plain one is left as it is."""
+    """Convert a masked BatchNorm back to its plain class, in place; leave a plain one unchanged."""
     if isinstance(bn, MaskedBatchNorm):
         plain = bn.plain_class
         del bn.masks, bn.number
@@ -154,11 +153,11 @@ def unmask_(bn: _BatchNorm) -> _BatchNorm:
 
 
 def is_masked(module: nn.Module) -> bool:
-    """Whether :func:`mask_` has been applied to the module."""
+    """Return whether the module is a masked BatchNorm."""
     return isinstance(module, MaskedBatchNorm)
 
 
-# One masked class for each plain one, so that types can be compared.
+# One masked class per plain class, so that types can be compared.
 _masked_classes: dict[type[_BatchNorm], type[MaskedBatchNorm]] = {}
 
 
@@ -179,6 +178,6 @@ def _empty_masked(plain: type[_BatchNorm]) -> MaskedBatchNorm:
 
 @torch.no_grad()
 def _gate(running: Tensor, on: Tensor | None, new: Tensor, old: Tensor) -> None:
-    """Write what a running statistic becomes where its channels move only if they are on."""
+    """Set ``running`` to ``new`` for channels that are on and to ``old`` for others; if ``on`` is None, do nothing."""
     if on is not None:
         torch.where(on, new, old, out=running)

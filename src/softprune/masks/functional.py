@@ -1,11 +1,11 @@
-"""The paper's mathematics as functions of a BatchNorm's shift and scale, in the order of its section 3.
+"""The paper's mathematics as functions of a BatchNorm's shift and scale, in the order of section 3.
 
 Equations have their numbers in the paper and, in brackets, their labels in its source.
 
-A channel after BatchNorm is taken as ``x ~ N(beta, gamma^2)``. All functions are elementwise over channels,
-differentiable where the paper is, and work in float32 or better: parameters in half precision are raised to
-float32, float64 stays. None of the operations used here is lowered by autocast. Value and gradient are
-finite for every finite parameter, ``gamma = 0`` and overflowing quotients included.
+A channel after BatchNorm is assumed to be ``x ~ N(beta, gamma^2)``. All functions are elementwise over channels,
+differentiable where the paper is, and compute in float32 or float64: parameters in half precision are cast to
+float32. Autocast does not lower any of the operations. Values and gradients are finite for all finite parameters,
+including ``gamma = 0`` and overflowing quotients.
 """
 
 import math
@@ -21,23 +21,23 @@ from softprune.mask_config import MaskConfig
 
 # erfc and the normal density are 0 (or 2) in float64 beyond this many standard deviations.
 _FARTHEST = 40.0
-# exp(700) is still a float, and every dipping activation is zero to double precision long before -700.
+# exp(700) does not overflow in float64, and at -700 every dipping activation is zero in double precision.
 _FAR = 700.0
 
 
 def dead_probability(beta: Tensor, gamma: Tensor, config: MaskConfig, activation: str = "relu") -> Tensor:
-    """Phi(delta; beta, gamma), equation 4: how likely the channel is (nearly) zero after its activation.
+    """Return Phi(delta; beta, gamma), equation 4: the probability that the channel is dead after its activation.
 
-    For ReLU the Gaussian's CDF at delta. For other activations P(|act(x)| <= delta), and "without ReLU"
-    P(-delta <= x <= delta); :func:`dead_edges` says where the edges lie.
+    For ReLU, this is the Gaussian CDF at delta. For other activations, it is P(|act(x)| <= delta), and "without ReLU"
+    it is P(-delta <= x <= delta). :func:`dead_edges` computes the bounds.
     """
     return 1.0 - alive_probability(beta, gamma, config, activation)
 
 
 def alive_probability(beta: Tensor, gamma: Tensor, config: MaskConfig, activation: str = "relu") -> Tensor:
-    """1 - Phi, resolved in the far tail, so that dead channels can be ranked among each other.
+    """Return 1 - Phi, accurate in the far tail, so that dead channels can be ranked.
 
-    In float32, Phi itself is exactly 1 from 5.4 standard deviations on; this is exact up to 13.
+    In float32, Phi rounds to 1 beyond 5.4 standard deviations; this function is accurate up to 13.
     """
     beta, scale = raised(beta), raised(gamma).abs() + config.eps
     edges = dead_edges(activation, config)
@@ -47,25 +47,25 @@ def alive_probability(beta: Tensor, gamma: Tensor, config: MaskConfig, activatio
             alive = alive - _above(entering, beta, scale) + _above(leaving, beta, scale)
         return alive
     entering, leaving = edges
-    # P(x < -delta) as P(-x > delta): the complement of _above would round the small tail away.
+    # Compute P(x < -delta) as P(-x > delta), since the complement of _above would lose a small tail to rounding.
     return _above(-entering, -beta, scale) + _above(leaving, beta, scale)
 
 
 def drop_probability(dead: Tensor, config: MaskConfig) -> Tensor:
-    """q, equation 5 (eq:mask_surrogate): the logistic relaxation of the mask, from Phi of :func:`dead_probability`.
+    """Return q, equation 5 (eq:mask_surrogate): the logistic relaxation of the mask, from the dead probability Phi.
 
-    Training does not call it: :func:`relaxed_sample` takes the logit of q.
+    Training does not use it, since :func:`relaxed_sample` computes with the logit of q.
     """
     return torch.sigmoid(config.k * (dead - config.c))
 
 
 def relaxed_sample(dead: Tensor, noise: Tensor, config: MaskConfig, drop: Tensor | None = None) -> Tensor:
-    """n, equation 7: a relaxed Bernoulli sample in (0, 1), near 1 where the channel is on.
+    """Return n, equation 7: a relaxed Bernoulli sample in (0, 1), close to 1 if the channel is on.
 
-    The paper's two-way Gumbel-softmax over (1 - q, q). The difference of two Gumbel variables is logistic and
-    ``log((1 - q) / q) = -k (Phi - c)``, so no logarithm of a vanishing probability is needed. ``noise`` is
-    logistic: ``log u - log(1 - u)``. ``drop`` has the log-odds of a budget: a channel at -inf is on, and of the others
-    the larger log-odds count, those of the budget or the channel's own.
+    This equals the paper's two-way Gumbel-softmax over (1 - q, q): the difference of two Gumbel variables is logistic
+    and ``log((1 - q) / q) = -k (Phi - c)``, so the logarithm of a vanishing probability is not needed. ``noise`` is
+    logistic: ``log u - log(1 - u)``. ``drop`` contains the log-odds of a budget: channels at -inf are on; for others,
+    the maximum of the log-odds of the budget and of the channel itself is used.
     """
     dropped = config.k * (dead - config.c)
     if drop is not None:
@@ -74,19 +74,19 @@ def relaxed_sample(dead: Tensor, noise: Tensor, config: MaskConfig, drop: Tensor
 
 
 def hard_mask(dead: Tensor, config: MaskConfig) -> Tensor:
-    """m, equation 3 (eq:mask), as booleans, True where the channel is kept: pruned if Phi > c.
+    """Return m, equation 3 (eq:mask), as booleans: False (pruned) if Phi > c, True (kept) otherwise.
 
-    A tie is kept as in the authors' code (the paper prunes it). For ReLU, pruned means
-    ``beta + z_c |gamma| < delta`` with ``z_c`` the normal quantile of c. A channel whose parameters are NaN
-    is kept, and seen.
+    Ties are kept as in the authors' code, while the paper prunes them. For ReLU, a channel is pruned if
+    ``beta + z_c |gamma| < delta``, where ``z_c`` is the normal quantile of c. Channels with NaN parameters are kept,
+    so that NaN shows in the outputs.
     """
     return ~(dead > config.c)
 
 
 def sparsity_terms(beta: Tensor, gamma: Tensor, config: MaskConfig, activation: str = "relu") -> Tensor:
-    """The terms of L_sparse, equation 15 (eq:sparsity_loss): ``beta + s|gamma|``, the upper end of the interval.
+    """Return the terms of L_sparse, equation 15 (eq:sparsity_loss): ``beta + s|gamma|``, the end of the interval.
 
-    Two-sided where both tails live, equation 17 (eq:sparsity_loss_revised):
+    If both tails are alive, return the two-sided terms of equation 17 (eq:sparsity_loss_revised),
     ``|beta + s|gamma|| + |beta - s|gamma||``. The derivative of ``|gamma|`` at 0 is 0.
     """
     beta, spread = raised(beta), config.s * raised(gamma).abs()
@@ -96,14 +96,14 @@ def sparsity_terms(beta: Tensor, gamma: Tensor, config: MaskConfig, activation: 
 
 
 def raised(parameter: Tensor) -> Tensor:
-    """Return a parameter in half precision in float32."""
+    """Cast parameters in half precision to float32."""
     return parameter.float() if parameter.dtype in (torch.float16, torch.bfloat16) else parameter
 
 
 def _above(edge: float, mean: Tensor, scale: Tensor) -> Tensor:
-    """P(x > edge) for x ~ N(mean, scale^2)."""
-    # An infinite quotient would meet the density's zero on the way back (0 * inf). The bound is where value
-    # and derivative have already vanished, and is detached, so that it adds no gradient of its own.
+    """Return P(x > edge) for x ~ N(mean, scale^2)."""
+    # Without the clamp, an infinite quotient would give 0 * inf in the backward pass. At the bound, value and
+    # derivative have already vanished; it is detached so that it has no gradient.
     bound = _FARTHEST * scale.detach()
     distance = torch.clamp(edge - mean, min=-bound, max=bound)
     return 0.5 * torch.erfc(distance / (scale * math.sqrt(2.0)))
@@ -111,32 +111,32 @@ def _above(edge: float, mean: Tensor, scale: Tensor) -> Tensor:
 
 # --- the inputs that an activation maps to (nearly) zero -------------------------------------------------------------
 #
-# SCP asks how likely a channel x ~ N(beta, gamma^2) dies in the activation after its BatchNorm. For ReLU that is
-# x <= delta; for any other activation with act(0) = 0 it is |act(x)| <= delta. The answer is a set of inputs:
+# SCP needs the probability that the activation maps x ~ N(beta, gamma^2) to (nearly) zero: x <= delta for ReLU, and
+# |act(x)| <= delta for other activations with act(0) = 0. The set of these inputs depends on the activation:
 #
-# - The left tail dies. relu, relu6: x <= delta, the paper's case. hardswish, silu, gelu, mish dip below zero before
-#   they die, so the set is x <= e1 and e2 <= x <= e3 (at delta 0.05 SiLU: -4.49, -0.106, 0.095). A channel that sits in
-#   the dip puts out a constant that is not zero: it is alive. Where delta exceeds the dip's depth, the set is x <= e3.
-# - Both tails live: every other known activation, and none. |x| <= delta, divided by the activation's steepest slope if
-#   that exceeds 1: SELU, and a LeakyReLU of slope 2 or an ELU of alpha 2, named leaky_relu*2 and elu*2. The learned
-#   slope of a PReLU is taken to be at most 1.
+# - The left tail dies. For relu and relu6, it is x <= delta, the case of the paper. hardswish, silu, gelu and mish dip
+#   below zero before, so it is x <= e1 and e2 <= x <= e3 (SiLU with delta 0.05: -4.49, -0.106, 0.095). A channel in the
+#   dip outputs a constant other than zero and is alive. If delta exceeds the depth of the dip, it is x <= e3.
+# - Both tails are alive, for all other known activations and for none. It is |x| <= delta, divided by the steepest
+#   slope of the activation if that exceeds 1, as in SELU, LeakyReLU with slope 2 or ELU with alpha 2 (leaky_relu*2,
+#   elu*2). The learned slope of a PReLU is assumed to be at most 1.
 
 
 def left_tail_dies(activation: str, config: MaskConfig) -> bool:
-    """Whether pushing ``beta`` down kills a channel: it decides the form of the sparsity loss."""
+    """Return whether lowering ``beta`` kills a channel, which determines the form of the sparsity loss."""
     return _entry(activation).left_tail_dies and config.use_relu
 
 
 def dead_edges(activation: str, config: MaskConfig) -> tuple[float, ...]:
-    """Bounds of the inputs that die, ascending; with an odd number of edges the left tail dies too."""
+    """Return the bounds of the inputs that die, ascending. With an odd number of bounds, the left tail dies too."""
     if not left_tail_dies(activation, config):
-        # Without ReLU the paper bounds |x| itself, whatever follows.
+        # "Without ReLU", the paper bounds |x| for all activations.
         slope = _entry(activation).steepest_slope if config.use_relu else 1.0
         return (-config.delta_two_sided / slope, config.delta_two_sided / slope)
     dips = _entry(activation).dips
     if dips is None:
         return (config.delta,)
-    # Not functools.cache: torch.compile looks through it and would trace the solver.
+    # torch.compile would ignore functools.cache and trace the solver.
     key = (activation, config.delta)
     if key not in _solved:
         _solved[key] = _dipping_edges(dips, config.delta)
@@ -148,12 +148,12 @@ _solved: dict[tuple[str, float], tuple[float, ...]] = {}
 
 
 def _entry(activation: str) -> Activation:
-    """Return what is known of an activation, by the name of its operator; "none" is a BatchNorm without one."""
+    """Return the entry of an activation by the name of its operator; "none" stands for no activation."""
     known = _NONE if activation == "none" else find_activation(activation)
     if known is None:
         raise ConfigError(
             f"An activation must be one of {', '.join(sorted({*activations(), 'none'}))}. Got {activation!r}. "
-            'Use "none" for a decision from BatchNorm alone.'
+            'Use "none" to decide by the BatchNorm alone.'
         )
     return known
 
@@ -168,7 +168,7 @@ def _dipping_edges(act: Callable[[float], float], delta: float) -> tuple[float, 
 
 
 def _crossing(function: Callable[[float], float], low: float, high: float) -> float:
-    """Bisect to the last float between a negative and a positive value of an increasing function."""
+    """Return the zero of an increasing function in [low, high] by bisection, to the last float."""
     while True:
         middle = 0.5 * (low + high)
         if not low < middle < high:
