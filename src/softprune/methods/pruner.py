@@ -135,7 +135,7 @@ class Pruner(HookOwner):
         self._strength = torch.tensor(self._given_strength, device=device)
         self._optimizer: Optimizer | None = None
         self._handles: list[Any] = []
-        self._begun = self._loss_called = self._detached = False
+        self._begun = self._loss_called = self._checked = self._detached = False
         self._said: set[str] = set()
         self.site_masks = self._make_masks()
         hook_root_(model, self.site_masks)
@@ -303,9 +303,10 @@ class Pruner(HookOwner):
             raise ConfigError(f"`task` must be the loss as a tensor. Got {type(task).__name__}; leave out .item().")
         if not self.model.training or not torch.is_grad_enabled():
             return task
-        if not self._loss_called and not torch.compiler.is_compiling():
+        if not self._checked and not torch.compiler.is_compiling():
             self._check_in_place()
             self._network_of(None)  # here, since a forward pass may make layers
+            self._checked = True
         if self._loss_called and self._optimizer is None and self.updates_on_step:
             self._warn_once(
                 "no optimizer is attached, so no step is counted: call pruner.attach(optimizer) before the first step"
@@ -519,7 +520,7 @@ class Pruner(HookOwner):
         """Return the plain model with its weights as they are now. The pruner can no longer be used."""
         self.release()
         unmask_model_(self.model)
-        self._detached, self._loss_called = True, False
+        self._detached, self._checked = True, False
         return self.model
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Pruner":
