@@ -334,14 +334,13 @@ def advice(rows: Iterable[BenchRow], compact: nn.Module, costs: tuple[Cost, Cost
             (any(row.on_gpu or row.backend == "onnxruntime" for row in slow) and plain + depthwise)
             or (slow and depthwise),
             f"Widths: {odd} have numbers of channels that are not multiples of {WIDTH_MULTIPLE}, without fast kernels. "
-            f"Try `--round-to {WIDTH_MULTIPLE}` (or 16, 32) to see what multiples gain; then train with "
-            "`--set method.round_to=auto` or, without a target, cut with `softprune compact RUN --round-to "
-            f"{WIDTH_MULTIPLE} --out FOLDER`.",
+            "Train with `--set method.round_to=auto` or, without a target, cut with `softprune compact RUN --round-to "
+            f"{WIDTH_MULTIPLE} --out FILE`.",
         ),
         (
             slow and gathers,
             f"Gathers: {gathers} layers gather their channels from a shared tensor by an index. If the training had "
-            "no target, try compact(gathers=False) or `softprune compact RUN --no-gathers --out FOLDER`.",
+            "no target, try compact(gathers=False) or `softprune compact RUN --no-gathers --out FILE`.",
         ),
         (
             slow and written > 1.25 * macs,

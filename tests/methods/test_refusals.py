@@ -151,6 +151,15 @@ def test_networks_that_have_changed(case: str) -> None:
             call(pruner)  # type: ignore[operator]
 
 
+@pytest.mark.parametrize("method", ["sfp", "fpgm"])
+def test_a_cut_over_its_target(method: str) -> None:
+    pruner = REGISTRY[method](Chain(), IMAGES, target={"macs": 0.5})  # it decides when training begins
+    with pytest.raises(ConfigError, match="must not exceed"):
+        pruner.compact()
+    sgd(pruner)
+    assert pruner.compact()
+
+
 def test_optimizers_losses_and_strengths() -> None:
     pruner = pruner_of(strength=0.25)
     optimizer = torch.optim.SGD(pruner.model.parameters(), lr=0.1)

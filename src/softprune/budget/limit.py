@@ -119,9 +119,20 @@ class Limit:
         """
         if self.target.key == "channels":
             return float(sum(int(mask.sum()) for mask in masks.values()))
-        graph = self.prunable.graph
-        plan = make_plan(graph, network or self.network, masks, round_to=self.prunable.round_to)
-        return float(FIGURES[self.target.key](graph, plan) if self.table is None else self.table(plan))
+        plan = make_plan(self.prunable.graph, network or self.network, masks, round_to=self.prunable.round_to)
+        return self._figure(plan)
+
+    def _figure(self, plan: PrunePlan) -> float:
+        return float(FIGURES[self.target.key](self.prunable.graph, plan) if self.table is None else self.table(plan))
+
+    def check_met(self, plan: PrunePlan, masks: BySite) -> None:
+        """Raise a ConfigError if a cut by `plan` and `masks` exceeds the limit."""
+        cost = self.cost(masks) if self.target.key == "channels" else self._figure(plan)
+        if cost > self.limit:
+            raise ConfigError(
+                f"a cut must not exceed its target, {self.target.figure(self.limit)}. Got {self.target.figure(cost)}; "
+                "attach the optimizer and train first, and cut with the `round_to` and `gathers` of the target."
+            )
 
     def _check_possible(self) -> None:
         if self.limit >= self.dense:

@@ -452,6 +452,8 @@ class Pruner(HookOwner):
                 "compact network, or copy the network (for an EMA) after the pruner is made"
             )
         plan, network, masks = self._plan_cut(model, round_to, gathers)
+        if self._limit is not None:
+            self._limit.check_met(plan, masks)
         compact, self.certificate = cut_and_verify(plan, network, masks, self.example)
         logger.info("%s", self.certificate)
         self._warn_of_cut(plan, masks, dead=bool(self.site_masks.dead(network).any()))
