@@ -40,7 +40,7 @@ import softprune as sp
 from softprune.bench import Runtime
 from softprune.budget import latency_table
 from softprune.budget.limit import trained_like
-from softprune.graph.sites import DEFAULT_KINDS
+from softprune.graph.channels import DEFAULT_KINDS
 from softprune.lab.config.settings import OptimizerConfig, TrainConfig
 from softprune.lab.data import ArrayBatches, ArrayDataset, Augmentation, EpochSampler, load_data
 from softprune.lab.runs.networks import read_weights

@@ -37,7 +37,7 @@ from topologies import randomise_  # noqa: E402
 
 import softprune  # noqa: E402
 from softprune.errors import ConfigError, ModelError, VerificationError  # noqa: E402
-from softprune.graph.sites import KINDS as SITE_KINDS  # noqa: E402
+from softprune.graph.channels import KINDS as SITE_KINDS  # noqa: E402
 
 RECORD = HERE / "records" / "property.json"
 STEPS = 3

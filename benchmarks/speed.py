@@ -34,7 +34,7 @@ from softprune.cut.apply import apply_plan
 from softprune.cut.selection import read_graph
 from softprune.devices import synchronizer
 from softprune.graph import ChannelGraph
-from softprune.graph.sites import DEFAULT_KINDS, KINDS
+from softprune.graph.channels import DEFAULT_KINDS, KINDS
 
 CUTS = {"chosen": KINDS, "latency": KINDS, "streams": KINDS, "activated": DEFAULT_KINDS}
 GPU = ["resnet50", "mobilenet_v2", "efficientnet_lite0", "regnet_y_400mf"]

@@ -16,7 +16,7 @@ import softprune
 from softprune.cut import floor_masks, make_plan, plain_copy, required_sites
 from softprune.errors import ModelError, SoftpruneError
 from softprune.graph import ChannelGraph
-from softprune.graph.sites import DEFAULT_KINDS, KINDS
+from softprune.graph.channels import DEFAULT_KINDS, KINDS
 from softprune.masks import mask_sites_
 
 KEEP = 0.5

@@ -13,8 +13,8 @@ import softprune as sp
 from softprune.cut import cut_and_verify, make_plan, remap_optimizer, written
 from softprune.cut.selection import read_graph
 from softprune.graph import ConstantOutput
+from softprune.graph.channels import KINDS
 from softprune.graph.modules import Shortcut
-from softprune.graph.sites import KINDS
 
 IMAGES = torch.randn(2, 3, 8, 8)
 

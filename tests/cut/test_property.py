@@ -5,7 +5,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from random_networks import Spec, assert_sound, specs
 
-from softprune.graph.sites import KINDS
+from softprune.graph.channels import KINDS
 
 SHARDS = 10
 EXAMPLES = 6

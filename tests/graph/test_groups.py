@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import softprune as sp
 from softprune.graph import ChannelGraph, trace
-from softprune.graph.sites import KINDS
+from softprune.graph.channels import KINDS
 
 IMAGE = torch.randn(2, 3, 8, 8)
 

@@ -31,10 +31,9 @@ from softprune.cut.selection import read_graph
 from softprune.devices import IMAGE_CHANNELS, Call, seconds, synchronizer
 from softprune.errors import ConfigError, first_line, import_optional
 from softprune.graph import ChannelGraph
-from softprune.graph.channels import LayerOp, NormOp
+from softprune.graph.channels import KINDS, LayerOp, NormOp
 from softprune.graph.modules import Select
 from softprune.graph.reader import Example, ExampleLike
-from softprune.graph.sites import KINDS
 from softprune.io import read_bytes, write_atomically
 from softprune.log import get_logger
 

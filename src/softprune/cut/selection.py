@@ -12,8 +12,7 @@ from softprune.cut.plan import dense_macs, make_plan
 from softprune.cut.trial import trial_cut
 from softprune.errors import ConfigError, ModelError, few_of, first_few
 from softprune.graph import ChannelGraph, ExampleLike, Frozen, Site, trace
-from softprune.graph.channels import OpaqueOp
-from softprune.graph.sites import KINDS
+from softprune.graph.channels import KINDS, OpaqueOp
 from softprune.log import get_logger
 from softprune.masks import check_unmasked
 
@@ -45,23 +44,9 @@ def read_graph(
     check_unmasked(model, "a new pruner")
     included = None if include is None else _listed("include", include)
     excluded = [] if exclude is None else _listed("exclude", exclude)
-    chosen = check_kinds(kinds)
-
-    graph = _with_unread(trace(model, example), model).with_kinds(chosen, every_norm=every_norm)
+    graph = _with_unread(trace(model, example), model).with_kinds(kinds, every_norm=every_norm)
     graph = trial_cut(graph, model)
     return graph.only(_chosen(graph, included, excluded))
-
-
-def check_kinds(site_kinds: Iterable[str]) -> tuple[str, ...]:
-    """Return the kinds of sites as a tuple, or raise a ConfigError."""
-    chosen = (site_kinds,) if isinstance(site_kinds, str) else tuple(site_kinds)
-    for kind in chosen:
-        if kind not in KINDS:
-            raise ConfigError(
-                f"kinds of sites must be among {', '.join(KINDS)}. Got {kind!r}. A BatchNorm that an activation "
-                "reads is a site in any case."
-            )
-    return chosen
 
 
 def _with_unread(graph: ChannelGraph, model: nn.Module) -> ChannelGraph:

@@ -1,13 +1,13 @@
 """From a model and an example to its channel graph: which channels of which modules are kept or cut together.
 
-Read `channels.py` first, the vocabulary, then `tracing.py` (`trace`), which fills a `ChannelGraph`. `reader.py` gives
+Read `channels.py` first, the vocabulary and the graph, then `tracing.py` (`trace`), which fills it. `reader.py` gives
 the operators of a forward pass. `operators.py` is the table of their rules, of which those that move data are in
 `movements.py`; they tell `builder.py` what an operator does. `sites.py` finds the BatchNorms that can carry a mask.
 """
 
 from softprune.graph.builder import Activation as Activation
 from softprune.graph.builder import Operator as Operator
-from softprune.graph.channel_graph import ChannelGraph as ChannelGraph
+from softprune.graph.channels import ChannelGraph as ChannelGraph
 from softprune.graph.channels import Frozen as Frozen
 from softprune.graph.channels import Site as Site
 from softprune.graph.modules import ConstantOutput as ConstantOutput

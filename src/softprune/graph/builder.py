@@ -14,10 +14,10 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
-from softprune.graph.channel_graph import ChannelGraph
 from softprune.graph.channels import (
     PAD,
     BinaryOp,
+    ChannelGraph,
     ChannelSets,
     ChannelwiseOp,
     Evaluate,

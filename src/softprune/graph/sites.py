@@ -43,9 +43,6 @@ from softprune.graph.channels import (
 from softprune.graph.modules import is_known_batch_norm
 from softprune.graph.operators import OPERATORS, activations, pointwise
 
-KINDS = ("sum", "linear", "stream")
-"""Kinds of sites beside ``"activated"``, a BatchNorm that an activation reads."""
-DEFAULT_KINDS = ("sum",)
 WRITTEN_OUT = tuple(name for name, activation in activations().items() if activation.left_tail_dies)
 """Activations that forward() may write out in arithmetic, such as x * sigmoid(x)."""
 LARGEST_FORMULA = 12

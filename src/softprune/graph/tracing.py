@@ -11,8 +11,7 @@ from torch.fx import Node
 
 from softprune.errors import ModelError
 from softprune.graph.builder import GraphBuilder, Opaque, Value, operator_name
-from softprune.graph.channel_graph import ChannelGraph
-from softprune.graph.channels import Branch, ConstantOp, IntArray, LayerOp, NormOp
+from softprune.graph.channels import Branch, ChannelGraph, ConstantOp, IntArray, LayerOp, NormOp
 from softprune.graph.modules import ConstantOutput
 from softprune.graph.operators import OPERATORS
 from softprune.graph.reader import Example, ExampleLike, ForwardPass, read_passes, size_dependence

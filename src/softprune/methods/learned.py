@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from softprune.cut import plain_copy
+from softprune.cut.selection import Globs
 from softprune.devices import is_distributed
 from softprune.graph import ChannelGraph, ExampleLike
 from softprune.graph.channels import (
@@ -233,6 +234,7 @@ class SssPruner(LearnedPruner):
 
     name = "sss"
     description = "a factor on every residual block (or channel), pushed to zero by proximal steps"
+    every_norm = True
     site_masks: FactorMasks
 
     def __init__(
@@ -240,12 +242,13 @@ class SssPruner(LearnedPruner):
     ) -> None:
         super().__init__(model, example, strength=strength, **options)
 
-    def _read(self, example: ExampleLike, **options: Any) -> ChannelGraph:
-        graph = super()._read(example, every_norm=True, **options)
+    def _read(self, example: ExampleLike, **globs: Globs) -> ChannelGraph:
+        graph = super()._read(example, **globs)
         self.branches = residual_branches(graph)
         """The BatchNorms of each residual branch; empty where channels have factors."""
         if not self.branches:
-            return super()._read(example, **options)
+            self.every_norm = False
+            return super()._read(example, **globs)
         inside = {name for norms in self.branches for name in norms}
         return graph.only({s.name: "it is in no residual branch" for s in graph.sites if s.name not in inside})
 

@@ -5,6 +5,7 @@ what runs around a step.
 """
 
 import math
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 import torch
@@ -73,6 +74,10 @@ class Pruner(HookOwner):
     """Whether stored masks act in training, too. Otherwise the BatchNorms train as plain ones."""
     masked_evaluation: bool = True
     """Whether they act in evaluation."""
+    site_kinds: Iterable[str] = ()
+    """Kinds of sites that it masks, beside BatchNorms that an activation reads: of "sum", "linear" and "stream"."""
+    every_norm: bool = False
+    """Whether it masks BatchNorms, too, that no activation follows, such as the last of a residual branch."""
     settings: ClassVar[tuple[str, ...]] = ()
     """Attributes with what the method was given, which a state to resume from must agree with."""
     updates_on_step: bool = True
@@ -157,9 +162,9 @@ class Pruner(HookOwner):
 
     # --- what a method defines -----------------------------------------------------------------------------------
 
-    def _read(self, example: ExampleLike, **options: Any) -> ChannelGraph:
-        """Return the channel graph with the sites that the method masks; options of :func:`read_graph`."""
-        return read_graph(self.model, example, **options)
+    def _read(self, example: ExampleLike, **globs: Globs) -> ChannelGraph:
+        """Return the channel graph with the sites that the method masks. `globs`: what to include and to exclude."""
+        return read_graph(self.model, example, kinds=self.site_kinds, every_norm=self.every_norm, **globs)
 
     def _make_masks(self) -> Masks:
         """Mask the sites of `self.model` in place, and return who decides about their channels."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from softprune.budget import FirstOrder, Limit, TableLike
 from softprune.budget.limit import by_block
+from softprune.cut.selection import Globs
 from softprune.errors import CheckpointError, check_choice
 from softprune.graph import ChannelGraph, ExampleLike
 from softprune.graph.modules import by_filter
@@ -145,11 +146,10 @@ class RankingPruner(Pruner):
 class FilterPruner(RankingPruner):
     """A method that ranks the filters of the layer in front of each site. All parameters decay, as in its code."""
 
-    every_norm: ClassVar[bool] = True
-    """Whether BatchNorms that no activation follows, such as the last of a residual branch, are sites too."""
+    every_norm = True
 
-    def _read(self, example: ExampleLike, **options: Any) -> ChannelGraph:
-        graph = super()._read(example, every_norm=self.every_norm, **options)
+    def _read(self, example: ExampleLike, **globs: Globs) -> ChannelGraph:
+        graph = super()._read(example, **globs)
         feeders = {site.name: graph.feeder(site.name) for site in graph.sites}
         self.feeders = {name: feeder for name, feeder in feeders.items() if feeder is not None}
         """The layer whose filters feed each site."""

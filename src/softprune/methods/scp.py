@@ -9,10 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from softprune.budget import Budget, TableLike
-from softprune.cut.selection import check_kinds
 from softprune.errors import ConfigError
-from softprune.graph import ChannelGraph, ExampleLike
-from softprune.graph.sites import DEFAULT_KINDS, KINDS
+from softprune.graph import ExampleLike
+from softprune.graph.channels import DEFAULT_KINDS, KINDS
 from softprune.log import get_logger
 from softprune.masks import MaskConfig, SoftMasks
 from softprune.methods.options import PrunerOptions, check_share, check_target
@@ -70,9 +69,8 @@ class SoftPruner(Pruner):
         needs = {"total_steps": total_steps, "final_at": final_at, "latency_table": latency_table}
         check_target(target, "`strength`", strength, **needs)
         self.mask_config = MaskConfig() if masks is None else masks
-        if site_kinds is None:
-            site_kinds = DEFAULT_KINDS if target is None else KINDS
-        self.site_kinds = check_kinds(site_kinds)
+        default_kinds = DEFAULT_KINDS if target is None else KINDS
+        self.site_kinds = default_kinds if site_kinds is None else site_kinds
         self._steps_until_update, self.has_target = 0, target is not None
         super().__init__(model, example, strength=1e-4 if strength is None else strength, **options)
         self.budget: Budget | None = None
@@ -85,9 +83,6 @@ class SoftPruner(Pruner):
         except BaseException:
             self.detach()
             raise
-
-    def _read(self, example: ExampleLike, **options: Any) -> ChannelGraph:
-        return super()._read(example, kinds=self.site_kinds, **options)
 
     def _make_masks(self) -> SoftMasks:
         return SoftMasks(self.model, self.sites, self.clock, self.mask_config, **self._rules())

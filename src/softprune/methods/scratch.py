@@ -6,12 +6,12 @@ A control: do the remaining weights matter, or only the widths?
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from softprune.cut import PrunePlan, plans_of, read_plans, saved_path
+from softprune.cut.selection import Globs
 from softprune.errors import ConfigError, PlanError
 from softprune.graph import ChannelGraph, ExampleLike
 from softprune.masks import Masks
@@ -37,6 +37,7 @@ class ScratchPruner(Pruner):
     name = "scratch"
     description = "a finished run's shape trained from new weights: the control for a method's weights"
     continues = True
+    every_norm = True
     settings = ("kept",)
 
     def __init__(self, model: nn.Module, example: ExampleLike, *, plan: PlanLike | None = None) -> None:
@@ -48,7 +49,7 @@ class ScratchPruner(Pruner):
         self._plans = _plans(plan)
         super().__init__(model, example)
 
-    def _read(self, example: ExampleLike, **options: Any) -> ChannelGraph:
+    def _read(self, example: ExampleLike, **globs: Globs) -> ChannelGraph:
         cuts = plans_of(self.model)
         if not cuts:
             self._plans[0].check_fits(self.model)
@@ -57,7 +58,7 @@ class ScratchPruner(Pruner):
         self.kept, _ = _dense_channels(self._plans)
         # In training that continues after a cut (train.compact_at), some are gone already.
         _, present = _dense_channels(cuts)
-        graph = super()._read(example, every_norm=True, **options)
+        graph = super()._read(example, **globs)
         self._initial: dict[str, Tensor] = {}
         for site in graph.sites:
             if site.name in self.kept:
