@@ -37,7 +37,6 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "inspect: a class": (lambda: sp.inspect(Chain, EXAMPLE), "build the network"),
     "make_plan: no site": (lambda: make_plan(GRAPH, DENSE, {"bn9": torch.ones(8)}), "Got 'bn9'; its sites: bn1, bn2"),
     "make_plan: a width": (lambda: make_plan(GRAPH, DENSE, {"bn1": torch.ones(6)}), r"shape \(8,\)\. Got \(6,\)"),
-    "apply_plan: no plan": (lambda: apply_plan(DENSE, PLAN), "takes a PrunePlan"),  # type: ignore[arg-type]
     "apply_plan: a class": (lambda: apply_plan(PLAN, TOPOLOGIES["residual"].build()), "this plan is for"),
     "apply_plan: a shape": (lambda: apply_plan(PLAN, other()), r"'fc\.bias' is \(5,\)\. Got \(7,\)"),
     "from_json: no JSON": (lambda: PrunePlan.from_json(PLAN.to_json()[:-5]), "must be text"),

@@ -135,7 +135,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "plain weights": (lambda file: safetensors.torch.save_file({"w": torch.zeros(2)}, file), "holds plain weights"),
     "text": (lambda file: file.write_bytes((2).to_bytes(8, "little") + b"[]"), "holds plain weights"),
     "nothing": (Path.unlink, "No such file"),
-    "a pipe": (_fifo, "not a regular file"),
+    "a pipe": (_fifo, "must be a regular file"),
 }
 
 

@@ -78,11 +78,6 @@ def apply_plan(plan: PrunePlan, model: nn.Module) -> nn.Module:
 
     A plan read from a file knows no constants: folded biases then start at zero, for the weights to be loaded.
     """
-    if not isinstance(plan, PrunePlan):
-        raise PlanError(
-            f"`apply_plan` takes a PrunePlan and a model, in this order. Got a {type(plan).__name__} as the plan; "
-            "pass what pruner.plan() or PrunePlan.from_json() returned."
-        )
     plan.check_fits(model)
     compact = plain_copy(model)
     cut_(plan, compact)

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import reprlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 
 from softprune.cut.apply import apply_plan, changed_since_the_cut, plans_of
 from softprune.cut.plan import PrunePlan
-from softprune.errors import ConfigError, FileFormatError, ModelError, PlanError
+from softprune.errors import FileFormatError, ModelError, PlanError
 from softprune.graph import check_is_bare, check_is_module
 from softprune.io import LARGEST_NETWORK, read_bytes, write_atomically
 
@@ -25,8 +24,6 @@ DOCUMENT = "softprune"
 """Metadata key: format, version, plans and origin as JSON text."""
 CHECKSUM = "sha256"
 """Metadata key: the digest of the header without this key, and of all tensors."""
-LARGEST_HEADER = 10**8
-"""Bytes, as in safetensors itself."""
 _AGAIN = "Save or copy it again; `softprune compact RUN` writes that of a run."
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -61,11 +58,6 @@ def save(compact: nn.Module, path: str | os.PathLike[str], *, origin: Origin | N
     :func:`load` rebuilds the network from its dense definition. An existing file is replaced in one step: after a full
     disk, a kill or a power cut the path holds the earlier network or this one, complete.
     """
-    if not isinstance(origin, Origin | None):
-        raise ConfigError(
-            f"`origin` must be a softprune.cut.Origin or None. Got {reprlib.repr(origin)}; leave it out, or pass "
-            "Origin(model=..., data=..., input_shape=...)."
-        )
     check_is_module(compact, "compact")
     check_is_bare(compact, "compact")
     history = plans_of(compact)
@@ -121,7 +113,7 @@ def load(path: str | os.PathLike[str], model: Model) -> Model:
                 "state_dict leaves out need their values then)."
             )
     file = saved_path(path)
-    document, header, content = _read(file, whole=True)
+    document, header, content = _read(file)
     data = memoryview(content)[8 + int.from_bytes(content[:8], "little") :]
     if header["__metadata__"].get(CHECKSUM) != _digest(header, data):
         raise FileFormatError(f"'{file}' does not match its checksum: it was truncated or changed. {_AGAIN}")
@@ -164,23 +156,14 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
     return state
 
 
-def _read(file: Path, *, whole: bool = False) -> tuple[dict[str, Any], dict[str, Any], bytes]:
-    """Return the document of a saved network, the header that it is in, and the content of the file if `whole`."""
+def _read(file: Path) -> tuple[dict[str, Any], dict[str, Any], bytes]:
+    """Return the document of a saved network, the header that it is in, and the content of the file."""
+    content = read_bytes(file, LARGEST_NETWORK)
+    size = int.from_bytes(content[:8], "little")
+    if size > len(content) - 8:
+        raise FileFormatError(f"'{file}' has no complete header of a safetensors file. {_AGAIN}")
     try:
-        if file.exists() and not file.is_file():  # opening a pipe would wait for ever
-            raise FileFormatError(f"a saved network must be a file. Got '{file}', which is not a regular file.")
-        with open(file, "rb") as stream:
-            size = int.from_bytes(stream.read(8), "little")
-            if size > min(os.fstat(stream.fileno()).st_size - 8, LARGEST_HEADER):
-                raise FileFormatError(f"'{file}' has no complete header of a safetensors file. {_AGAIN}")
-            text = stream.read(size)
-        content = read_bytes(file, LARGEST_NETWORK) if whole else b""
-    except OSError as error:
-        raise FileFormatError(
-            f"a saved network must be a file that can be read. Got '{file}': {error.strerror or error}."
-        ) from error
-    try:
-        header = json.loads(text)
+        header = json.loads(content[8 : 8 + size])
         document = json.loads(header["__metadata__"][DOCUMENT])
         found, _ = (document["format"], document["version"]), document["plans"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
