@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import torch
@@ -560,8 +560,8 @@ class ForwardAnalysis:
     def opaque(self, op: OpaqueOp) -> None:
         """Visit an operator without a rule."""
 
-    def forward(self, ops: Iterable[Op]) -> None:
-        """Call the method for the kind of each of `ops`."""
+    def forward(self, ops: Iterable[Op]) -> Self:
+        """Call the method for the kind of each of `ops`, and return the analysis."""
         visit: dict[type[Any], Callable[[Any], None]] = {
             ChannelwiseOp: self.channelwise,
             BinaryOp: self.binary,
@@ -572,12 +572,4 @@ class ForwardAnalysis:
         }
         for op in ops:
             visit[type(op)](op)
-
-
-def per_group(op: LayerOp, use: Use, reduce: Callable[[IntArray], Any]) -> list[Any]:
-    """Return `reduce(inputs of the group)` for every output of a layer.
-
-    Every output of a layer reads every input of its group, so that all outputs of a group share one fact.
-    """
-    wide = len(use.outputs) // op.groups
-    return [fact for inputs in use.inputs.reshape(op.groups, -1) for fact in [reduce(inputs)] * wide]
+        return self

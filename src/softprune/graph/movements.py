@@ -21,11 +21,11 @@ from softprune.graph.channels import PAD, EqualWidths, IntArray, SelectOp, ident
 from softprune.graph.modules import Select
 
 
-def movement(builder: GraphBuilder, node: Node, entry: Operator, tensors: int = 1) -> Any:
-    """Run the node's operator on its inputs' atoms; raise Opaque where it reads others beside its `tensors`."""
+def movement(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
+    """Run the node's operator on its input's atoms; raise Opaque where it reads other tensors, too."""
     leaves, spec = pytree.tree_flatten((node.args, node.kwargs))
     values = [builder.tensor(leaf) for leaf in leaves if isinstance(leaf, Node)]
-    if len(values) != tensors:
+    if len(values) != 1:
         raise Opaque("reads a tensor in the place of a number")
 
     def call(*atoms: Tensor) -> Any:

@@ -36,7 +36,7 @@ from torch.utils import _pytree as pytree
 
 from softprune.errors import ModelError, first_line
 from softprune.log import get_logger
-from softprune.module_state import attributes_kept, evaluating
+from softprune.module_state import attributes_kept, evaluating, first_uninitialised
 
 # --- the call ---------------------------------------------------------------------------------------------------------
 
@@ -209,6 +209,7 @@ def read_passes(model: nn.Module, example: ExampleLike) -> list[ForwardPass]:
     Nothing is computed and the model is left as it was. Networks with auxiliary training heads (GoogLeNet, Inception)
     have two passes; all others one.
     """
+    _check_readable(model, Example.of(example))
     given = Example.of(example).to_model(model)
     attempts = [(given, False)]
     if given.batch_size() is not None:
@@ -468,6 +469,24 @@ def _holds_tensor(value: Any) -> bool:
 
 
 # --- why a network cannot be read -------------------------------------------------------------------------------------
+
+
+def _check_readable(model: nn.Module, given: Example) -> None:
+    """Raise for what would fail anywhere in forward(), or go wrong."""
+    missing = first_uninitialised(model)
+    if missing is not None and missing[1] == "lazy":
+        raise ModelError(f"parameters must have shapes. Got '{missing[0]}', a lazy one; run the model once before.")
+    for name, module in model.named_modules():
+        if hasattr(module, "fake_quant_enabled"):  # by an attribute, since torch warns where the class is imported
+            raise ModelError(
+                f"a network prepared for quantisation-aware training cannot be pruned. Got {type(module).__name__} at "
+                f"'{name}'; prune first, then prepare the compact network."
+            )
+    if given.batch_size() == 0 or (missing is None and any(tensor.is_meta for tensor in given.tensors())):
+        raise ModelError(
+            "`example` must hold at least one sample, with values. Got "
+            f"{', '.join(f'{tuple(t.shape)} on {t.device}' for t in given.tensors())}; torch.randn(2, ...) will do."
+        )
 
 
 def _explained(model: nn.Module, example: Example, failure: Exception) -> ModelError:

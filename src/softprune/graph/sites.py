@@ -196,8 +196,7 @@ def find_groups(builder: GraphBuilder, sites: Sequence[Site], frozen: Sequence[F
         norm.name: len(norm.outputs) for norm in builder.graph.norms if norm.name in usable and len(norm.uses) == 1
     }
     names = tuple(widths)
-    sums = _Sums(len(builder.table), widths)
-    sums.forward(builder.graph.ops)
+    sums = _Sums(len(builder.table), widths).forward(builder.graph.ops)
     members: dict[int, list[int]] = {}
     for number in range(len(names)):
         members.setdefault(sums.stream_of(number), []).append(number)

@@ -17,7 +17,6 @@ from softprune.graph.operators import OPERATORS
 from softprune.graph.reader import Example, ExampleLike, ForwardPass, read_passes, size_dependence
 from softprune.graph.sites import find_groups, find_sites
 from softprune.log import get_logger
-from softprune.module_state import first_uninitialised
 
 logger = get_logger(__name__)
 
@@ -203,25 +202,6 @@ def check_is_bare(model: nn.Module, name: str, then: str = "") -> None:
         )
 
 
-def _check_values(model: nn.Module, example: ExampleLike) -> None:
-    """Raise where torch.export would only stumble."""
-    missing = first_uninitialised(model)
-    if missing is not None and missing[1] == "lazy":
-        raise ModelError(f"parameters must have shapes. Got '{missing[0]}', a lazy one; run the model once before.")
-    for name, module in model.named_modules():
-        if hasattr(module, "fake_quant_enabled"):  # by an attribute, since torch warns where the class is imported
-            raise ModelError(
-                f"a network prepared for quantisation-aware training cannot be pruned. Got {type(module).__name__} at "
-                f"'{name}'; prune first, then prepare the compact network."
-            )
-    given = Example.of(example)
-    if given.batch_size() == 0 or (missing is None and any(tensor.is_meta for tensor in given.tensors())):
-        raise ModelError(
-            "`example` must hold at least one sample, with values. Got "
-            f"{', '.join(f'{tuple(t.shape)} on {t.device}' for t in given.tensors())}; torch.randn(2, ...) will do."
-        )
-
-
 def _keep_shared(builder: GraphBuilder) -> None:
     """Keep modules whole whose tensors have another name, too, or are read by forward() as well."""
     names: dict[int, list[str]] = {}
@@ -260,7 +240,6 @@ def trace(model: nn.Module, example: ExampleLike) -> ChannelGraph:
     """Record the operators of `model` and relate its channels. The model is left as it was."""
     check_is_module(model)
     check_is_bare(model, "model", ", and wrap or compile the network after the pruner is made")
-    _check_values(model, example)
     passes = read_passes(model, example)
     read = passes[0].example
     shown = Example.of(example).to_model(model).first(2) if passes[0].any_batch else read

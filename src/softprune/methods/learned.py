@@ -8,6 +8,7 @@ after detach(), have it folded in.
 import functools
 import math
 import operator
+from collections.abc import Callable
 from typing import Any, Unpack
 
 import numpy as np
@@ -21,17 +22,7 @@ from softprune.cut import plain_copy
 from softprune.cut.selection import Globs
 from softprune.devices import is_distributed
 from softprune.graph import ChannelGraph, ExampleLike
-from softprune.graph.channels import (
-    PAD,
-    BinaryOp,
-    ConstantOp,
-    ForwardAnalysis,
-    IntArray,
-    LayerOp,
-    NormOp,
-    Use,
-    per_group,
-)
+from softprune.graph.channels import PAD, BinaryOp, ConstantOp, ForwardAnalysis, IntArray, LayerOp, NormOp, Use
 from softprune.masks import Folded, MaskedBatchNorm, StoredMasks
 from softprune.methods.options import PrunerOptions, check_positive
 from softprune.methods.pruner import Pruner
@@ -122,9 +113,7 @@ def residual_branches(graph: ChannelGraph) -> list[tuple[str, ...]]:
     The last one dead, the branch is zero. Of the two sides of an addition, the branch is the one with more sites that
     the other lacks. A branch without any is left out, and so is one that shares a site with another.
     """
-    found = _Branches(graph)
-    found.forward(graph.ops)
-    return found.branches
+    return _Branches(graph).forward(graph.ops).branches
 
 
 class _Branches(ForwardAnalysis):
@@ -145,8 +134,8 @@ class _Branches(ForwardAnalysis):
         super().__init__(self.every, self.is_data)
 
     def layer(self, op: LayerOp, use: Use) -> None:
-        self.every[use.outputs] = per_group(op, use, self._on_all)
-        self.is_data[use.outputs] = per_group(op, use, lambda inputs: self.is_data[inputs].any())
+        self.every[use.outputs] = _per_group(op, use, self._on_all)
+        self.is_data[use.outputs] = _per_group(op, use, lambda inputs: self.is_data[inputs].any())
 
     def norm(self, op: NormOp, use: Use) -> None:
         self.copy(use.inputs, use.outputs)
@@ -170,6 +159,15 @@ class _Branches(ForwardAnalysis):
 
     def _on_all(self, atoms: IntArray) -> int:
         return functools.reduce(operator.and_, set(self.every[atoms.ravel()].tolist()))
+
+
+def _per_group(op: LayerOp, use: Use, reduce: Callable[[IntArray], Any]) -> list[Any]:
+    """Return `reduce(inputs of the group)` for every output of a layer.
+
+    Every output of a layer reads every input of its group, so that all outputs of a group share one fact.
+    """
+    wide = len(use.outputs) // op.groups
+    return [fact for inputs in use.inputs.reshape(op.groups, -1) for fact in [reduce(inputs)] * wide]
 
 
 @torch.no_grad()
