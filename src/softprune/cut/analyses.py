@@ -50,9 +50,7 @@ def constants(graph: ChannelGraph, model: nn.Module, masks: Mapping[str, BoolArr
     parameters outside layers give by themselves, such as an embedding, is not constant: training changes it. Nor is
     infinity, which is remembered because zero times infinity is not zero.
     """
-    found = _Constants(graph, model, masks)
-    found.forward(graph.ops)
-    return found.known(np.arange(len(graph.classes)))
+    return _Constants(graph, model, masks).forward(graph.ops).known(np.arange(len(graph.classes)))
 
 
 class _Constants(ForwardAnalysis):
@@ -373,9 +371,7 @@ def coupled_sites(graph: ChannelGraph) -> tuple[tuple[str, ...], ...]:
     A channel remains only if all sites of its group keep it. Each group is in order of execution, and its sites have
     their channels in the same order.
     """
-    found = _Couplings(graph)
-    found.forward(graph.ops)
-    return tuple(tuple(group) for group in found.groups.values())
+    return tuple(tuple(group) for group in _Couplings(graph).forward(graph.ops).groups.values())
 
 
 def blocks_of_sites(graph: ChannelGraph, round_to: int = 1) -> dict[tuple[str, ...], int]:
@@ -384,8 +380,7 @@ def blocks_of_sites(graph: ChannelGraph, round_to: int = 1) -> dict[tuple[str, .
     These are coupled sites, and those before and after a grouped convolution (ResNeXt, RegNet): where a whole group of
     it goes, so do its inputs and its outputs; where single channels go, hardly anything is freed.
     """
-    found = _Couplings(graph, round_to)
-    found.forward(graph.ops)
+    found = _Couplings(graph, round_to).forward(graph.ops)
     return {tuple(group): found.blocks[first] for first, group in found.groups.items()}
 
 
@@ -485,8 +480,8 @@ def _without_spare(graph: ChannelGraph, kept: frozenset[str], names: list[str], 
 
 def _live_outputs(graph: ChannelGraph, kept: Set[str]) -> list[bool]:
     """Return for each output of the network whether it depends on the inputs if only the sites `kept` are alive."""
-    found = _Dependence(graph, {norm for norm, site in graph.site_of.items() if site not in kept})
-    found.forward(graph.ops)
+    dead = {norm for norm, site in graph.site_of.items() if site not in kept}
+    found = _Dependence(graph, dead).forward(graph.ops)
     return [bool(found.depends[atoms].any()) for atoms in graph.outputs]
 
 

@@ -206,8 +206,7 @@ def make_plan(
     hard = _checked_masks(graph, masks)
     values = constants(graph, model, hard)
     live = Liveness(graph, values, round_to, gathers).solve()
-    cuts = _Cuts(live, hard)
-    cuts.forward(graph.ops)
+    cuts = _Cuts(live, hard).forward(graph.ops)
     modules, branches = cuts.modules, _constant_branches(graph, live)
     added = {name: branch.outputs if branch.added is None else branch.added for name, branch in branches.items()}
     gone = inside(branches)

@@ -49,6 +49,24 @@ def read_graph(
     return graph.only(_chosen(graph, included, excluded))
 
 
+def nothing_to_prune(model: nn.Module, graph: ChannelGraph, chosen: bool) -> ModelError:
+    """Return the error for a network without a site, with the reasons, and the option that would help.
+
+    ``chosen``: the user includes or excludes BatchNorms, which may be the reason.
+    """
+    if not graph.frozen:
+        return ModelError(NO_BATCHNORM)
+    reasons = dict.fromkeys(f"'{item.name}': {item.reason}" for item in graph.frozen)
+    remedy = "Change `include` and `exclude`" if chosen else "docs/sites.md says which BatchNorms can be masked"
+    further = {} if chosen else graph.further_kinds()
+    if further:
+        counts = ", ".join(f'"{kind}" {count}' for kind, count in further.items())
+        remedy = f"Use SoftPruner with site_kinds={tuple(further)!r}, which may mask some of them: {counts}"
+    return ModelError(
+        f"no BatchNorm of this {type(model).__name__} can be masked. {first_few([*reasons], 5)}. {remedy}."
+    )
+
+
 def _with_unread(graph: ChannelGraph, model: nn.Module) -> ChannelGraph:
     """`graph` with what operators without a rule cost, such as products that no layer makes."""
     if not any(isinstance(op, OpaqueOp) for op in graph.ops):

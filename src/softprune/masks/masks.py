@@ -201,8 +201,8 @@ class StoredMasks(Masks):
     """Stored masks, for methods that decide elsewhere, or have decided."""
 
     shared: ClassVar[tuple[str, ...]] = ("keep",)
-    masked_training = False
-    """Whether the masks act in training, too. Otherwise the BatchNorms train as plain ones."""
+    masked_training = True
+    """Whether the masks act in training. Otherwise the BatchNorms train as plain ones."""
     masked_evaluation = True
     """Whether they act in evaluation."""
 

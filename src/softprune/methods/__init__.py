@@ -6,6 +6,8 @@ Read `pruner.py` first; then `scp.py`, or `ranking.py` for methods that rank cha
 from softprune.methods.learned import SssPruner as SssPruner
 from softprune.methods.learned import VariationalPruner as VariationalPruner
 from softprune.methods.pruner import Pruner as Pruner
+from softprune.methods.pruner import SiteSummary as SiteSummary
+from softprune.methods.pruner import Summary as Summary
 from softprune.methods.ranking import FilterPruner as FilterPruner
 from softprune.methods.ranking import FpgmPruner as FpgmPruner
 from softprune.methods.ranking import L1Pruner as L1Pruner
@@ -17,8 +19,6 @@ from softprune.methods.ranking import TaylorPruner as TaylorPruner
 from softprune.methods.scp import SoftPruner as SoftPruner
 from softprune.methods.scp import TargetSoftPruner as TargetSoftPruner
 from softprune.methods.scratch import ScratchPruner as ScratchPruner
-from softprune.methods.summary import SiteSummary as SiteSummary
-from softprune.methods.summary import Summary as Summary
 
 REGISTRY: dict[str, type[Pruner]] = {
     pruner.name: pruner

@@ -4,8 +4,11 @@ A method is a subclass that says who decides about the channels (:meth:`Pruner._
 what runs around a step.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -22,14 +25,13 @@ from softprune.cut import (
     make_plan,
     required_sites,
 )
-from softprune.cut.selection import NO_BATCHNORM, Globs, read_graph
+from softprune.cut.selection import Globs, nothing_to_prune, read_graph
 from softprune.devices import WIDTH_MULTIPLE, default_multiple, fitting_multiple
 from softprune.errors import CheckpointError, ConfigError, ModelError, first_few, is_integer
 from softprune.graph import ChannelGraph, ExampleLike, Site, check_is_module
 from softprune.log import get_logger
 from softprune.masks import HookOwner, Masks, StoredMasks, hook_root_, is_masked, unmask_model_
 from softprune.methods.options import Keep, RoundTo, check_round_to, check_strength, limits_by_site
-from softprune.methods.summary import Summary, summarise
 from softprune.module_state import first_uninitialised, non_finite
 from softprune.rng import Clock
 from softprune.target import Target
@@ -70,10 +72,6 @@ class Pruner(HookOwner):
     """Whether the method adds ``strength`` times a penalty to the loss."""
     shifts_decide: ClassVar[bool] = False
     """Whether the decision depends on BatchNorm shifts, on which weight decay would then act."""
-    masked_training: bool = True
-    """Whether stored masks act in training, too. Otherwise the BatchNorms train as plain ones."""
-    masked_evaluation: bool = True
-    """Whether they act in evaluation."""
     site_kinds: Iterable[str] = ()
     """Kinds of sites that it masks, beside BatchNorms that an activation reads: of "sum", "linear" and "stream"."""
     every_norm: bool = False
@@ -168,9 +166,7 @@ class Pruner(HookOwner):
 
     def _make_masks(self) -> Masks:
         """Mask the sites of `self.model` in place, and return who decides about their channels."""
-        masks = StoredMasks(self.model, self.sites, self.clock, **self._rules())
-        masks.masked_training, masks.masked_evaluation = self.masked_training, self.masked_evaluation
-        return masks
+        return StoredMasks(self.model, self.sites, self.clock, **self._rules())
 
     def _extra_loss(self) -> Tensor | None:
         """Return what the method adds to the task loss; None for nothing."""
@@ -433,7 +429,27 @@ class Pruner(HookOwner):
         """Return width and kept channels per site, and the totals before and after. Prints as a table."""
         plan, _, masks = self._plan_cut(None, None, gathers=True)
         dead = self.site_masks.by_site(self.site_masks.dead())
-        return summarise(self.sites, plan, masks, dead, self.floors)
+        rows = tuple(
+            SiteSummary(
+                name=site.name,
+                width=site.width,
+                kept=int(masks[site.name].sum()),
+                floor=self.floors[site.name],
+                rounded=int((masks[site.name] & dead[site.name]).sum()),
+                left=0 if plan.goes(site.name) else len(plan.modules[site.name].outputs),
+            )
+            for site in self.sites
+        )
+        return Summary(
+            sites=rows,
+            channels=sum(row.kept for row in rows),
+            dense_channels=sum(row.width for row in rows),
+            macs=plan.macs,
+            dense_macs=plan.dense_macs,
+            params=plan.params,
+            dense_params=plan.dense_params,
+            filled=plan.kept_for_shape,
+        )
 
     @torch.inference_mode(False)
     def compact(
@@ -530,7 +546,7 @@ class Pruner(HookOwner):
         self._detached, self._checked = True, False
         return self.model
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Pruner":
+    def __deepcopy__(self, memo: dict[int, Any]) -> Pruner:
         # A copy of what holds the pruner, an EMA of a LightningModule or a module with a hook of it, keeps this pruner.
         if not memo:
             self.__reduce__()
@@ -604,6 +620,58 @@ def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
     return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
 
 
+# --- what is shown --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SiteSummary:
+    """One masked BatchNorm."""
+
+    name: str
+    width: int
+    kept: int
+    floor: int
+    rounded: int = 0
+    """Dead kept channels: those that a multiple or a floor keeps."""
+    left: int = 0
+    """Channels in a cut network: fewer than are kept where they are not read, or a coupled site drops them."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """All sites, and what a cut would leave. Prints as a table."""
+
+    sites: tuple[SiteSummary, ...]
+    channels: int
+    dense_channels: int
+    macs: int
+    dense_macs: int
+    params: int
+    dense_params: int
+    filled: tuple[str, ...]
+    """Modules that keep one channel that is not read, because a shape needs it."""
+
+    def __str__(self) -> str:
+        name = max(4, *(len(site.name) for site in self.sites))
+        lines = [f"{'site':<{name}}  width  kept"]
+        for site in self.sites:
+            remark = "  at its floor" if 0 < site.floor == site.kept < site.width else ""
+            remark += f"  {site.rounded} dead, kept by rounding or a floor" if site.rounded else ""
+            remark += f"  {site.left} left in the cut network" if site.left < site.kept else ""
+            lines.append(f"{site.name:<{name}}  {site.width:>5}  {site.kept:>4}{remark}")
+        for label, after, before in (
+            ("channels", self.channels, self.dense_channels),
+            ("MACs", self.macs, self.dense_macs),
+            ("parameters", self.params, self.dense_params),
+        ):
+            lines.append(f"{label}: {after:,} of {before:,} ({100 * (1 - after / max(before, 1)):.1f}% cut)")
+        if self.filled:
+            lines.append(f"kept one channel that a shape needs: {', '.join(self.filled)}")
+        return "\n".join(lines)
+
+    __repr__ = __str__  # what a notebook shows
+
+
 # --- what is checked ------------------------------------------------------------------------------------------------
 
 
@@ -623,21 +691,3 @@ def check_values(model: nn.Module) -> None:
             f"parameters and statistics must be finite. Got NaN or infinity in '{bad[0]}'; go back to a checkpoint "
             "from before training diverged."
         )
-
-
-def nothing_to_prune(model: nn.Module, graph: ChannelGraph, chosen: bool) -> ModelError:
-    """Return the error for a network without a site, with the reasons, and the option that would help.
-
-    ``chosen``: the user includes or excludes BatchNorms, which may be the reason.
-    """
-    if not graph.frozen:
-        return ModelError(NO_BATCHNORM)
-    reasons = dict.fromkeys(f"'{item.name}': {item.reason}" for item in graph.frozen)
-    remedy = "Change `include` and `exclude`" if chosen else "docs/sites.md says which BatchNorms can be masked"
-    further = {} if chosen else graph.further_kinds()
-    if further:
-        counts = ", ".join(f'"{kind}" {count}' for kind, count in further.items())
-        remedy = f"Use SoftPruner with site_kinds={tuple(further)!r}, which may mask some of them: {counts}"
-    return ModelError(
-        f"no BatchNorm of this {type(model).__name__} can be masked. {first_few([*reasons], 5)}. {remedy}."
-    )

@@ -213,7 +213,8 @@ class SfpPruner(FilterPruner):
     settings: ClassVar[tuple[str, ...]] = ("ratios",)
     once = False
     default_ratio = 0.4
-    masked_training = False  # filters grow back
+    masked_training: ClassVar[bool] = False
+    """Whether channels whose filters are zero are masked in training, too; filters grow back otherwise."""
 
     def __init__(
         self,
@@ -225,9 +226,9 @@ class SfpPruner(FilterPruner):
         **options: Unpack[TargetOptions],
     ) -> None:
         check_choice("`evaluation`", evaluation, get_args(Evaluation))
-        self.masked_evaluation = evaluation == "strict"
-        self.masked_training = self.masked_training and self.masked_evaluation
         super().__init__(model, example, ratio=ratio, **options)
+        strict = evaluation == "strict"
+        self.site_masks.masked_evaluation, self.site_masks.masked_training = strict, strict and self.masked_training
 
     def scores(self, network: nn.Module) -> dict[str, Tensor]:
         return {name: filters.norm(dim=1) for name, filters in self.filters(network).items()}
