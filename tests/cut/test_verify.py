@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 import softprune as sp
 from softprune.cut import PrunePlan, apply_plan, cut_and_verify, make_plan
-from softprune.cut.verify import by_sample, compare, masks_on, noise, outputs_of, random_inputs
+from softprune.cut.trial import masks_on
+from softprune.cut.verify import by_sample, compare, noise, outputs_of, random_inputs
 from softprune.errors import ModelError, VerificationError
 from softprune.graph import Example, trace
 

@@ -7,7 +7,6 @@ chooses the sites.
 
 # ruff: isort: skip_file
 from softprune.cut.plan import written as written
-from softprune.cut.plan import dense_macs as dense_macs
 from softprune.cut.plan import make_plan as make_plan
 from softprune.cut.analyses import blocks_of_sites as blocks_of_sites
 from softprune.cut.analyses import coupled_sites as coupled_sites

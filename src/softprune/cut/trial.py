@@ -8,7 +8,8 @@ at its floor, and compared with the masked copy: before a GPU-hour is spent, not
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -23,7 +24,6 @@ from softprune.cut.verify import (
     by_sample,
     compare,
     first_taken,
-    masks_on,
     noise,
     one_thread,
     outputs_and_foreign,
@@ -102,6 +102,16 @@ def _frozen(graph: ChannelGraph, suspects: dict[Suspect, str]) -> ChannelGraph:
             graph = graph.freeze(size.atoms, f"its channels cannot be cut: {size.reason}")
     sites = {site.name for site in graph.sites}
     return graph.only({s: f"a trial cut of it failed ({why})" for s, why in suspects.items() if s in sites})  # type: ignore[misc]
+
+
+@contextmanager
+def masks_on(model: nn.Module, masks: Mapping[str, Tensor]) -> Iterator[None]:
+    """Mask the BatchNorms of a plain model with fixed masks; remove the masks on exit."""
+    mask_sites_(model, masks)
+    try:
+        yield
+    finally:
+        unmask_model_(model)
 
 
 class _Trial:

@@ -15,7 +15,7 @@ from softprune.cut.plan import PrunePlan
 from softprune.errors import ModelError, VerificationError, few_of
 from softprune.graph import Example, ExampleLike, check_is_module
 from softprune.graph.reader import PROCESS_WIDE, leaves_of
-from softprune.masks import mask_sites_, unmask_model_
+from softprune.masks import mask_sites_
 from softprune.module_state import state_kept
 
 # --- inputs -----------------------------------------------------------------------------------------------------------
@@ -323,16 +323,6 @@ def changed_and_verified(
     found = proof.compare(changed, (network,))
     _narrow_(changed, network)
     return changed, proof.compare_rounded(changed, found)
-
-
-@contextmanager
-def masks_on(model: nn.Module, masks: Mapping[str, Tensor]) -> Iterator[None]:
-    """Mask the BatchNorms of a plain model with fixed masks; remove the masks on exit."""
-    mask_sites_(model, masks)
-    try:
-        yield
-    finally:
-        unmask_model_(model)
 
 
 def _narrow_(compact: nn.Module, network: nn.Module) -> None:
