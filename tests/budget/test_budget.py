@@ -78,6 +78,26 @@ def test_the_target_is_met_in_one_run(target):
     torch.testing.assert_close(compact.eval()(x), model.eval()(x))
 
 
+def test_hooks_of_a_subclass_leave_the_budget_alone_and_no_round_is_repeated():
+    class Counting(sp.SoftPruner):
+        steps = 0
+
+        def before_step(self):
+            self.steps += 1
+
+    torch.manual_seed(0)
+    pruner = Counting(Net(), EXAMPLE, target={"macs": 0.5}, total_steps=STEPS)
+    optimizer = torch.optim.SGD(pruner.parameter_groups(weight_decay=2e-4), lr=0.1, momentum=0.9)
+    pruner.attach(optimizer)
+    first = next(iter(pruner.budget.rounds))
+    train(pruner.model, pruner, optimizer, stop=first)
+    pruner.update_strength(first)
+    assert pruner.budget.done == 1
+    train(pruner.model, pruner, optimizer, start=first)
+    assert pruner.budget.is_final
+    assert pruner.steps == STEPS
+
+
 def test_a_cut_before_its_time_is_told_once(caplog):
     _, pruner, _ = build(total_steps=1000)
     pruner.decide()

@@ -1,5 +1,6 @@
 """A budget during training: chooses the channels to remove from data and fades them out along a fixed ramp."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
@@ -85,6 +86,8 @@ class Budget(Limit):
         """Number of finished rounds."""
         self.scores: dict[str, Tensor] | None = None
         """Scores of the last round, by site."""
+        self._unchecked = 0
+        """Steps from now on in which no round ends."""
         self._schedule()
         quicken_statistics_(prunable.model, self.total_steps - self.final_step)
 
@@ -125,6 +128,31 @@ class Budget(Limit):
         odds = (SPAN * (1 - 2 * left)).masked_fill(left <= 0, torch.inf).masked_fill(self.off_at == _STAYS, -torch.inf)
         assert self.site_masks.drop is not None
         self.site_masks.drop.copy_(odds)
+
+    def is_due(self, step: int) -> bool:
+        """Return whether a round that is not finished ends with this step."""
+        return step in self.rounds and [*self.rounds].index(step) >= self.done
+
+    def step_to_check(self) -> int | None:
+        """Count a step, and return the number of steps done if a round may end now; None otherwise.
+
+        Reading the clock waits for the device, so it is read only then.
+        """
+        self._unchecked -= 1
+        if self._unchecked > 0:
+            return None
+        step, last = int(self.site_masks.clock.step), self.total_steps
+        if step > last:
+            logger.warning(
+                "softprune: training goes on after total_steps=%d: the cut was final after step %d and stays. Pass the "
+                "optimizer steps of the whole training, such as epochs * len(loader)",
+                last,
+                self.final_step,
+            )
+            self._unchecked = sys.maxsize
+        else:
+            self._unchecked = min((due for due in self.rounds if due > step), default=last + 1) - step
+        return step
 
     @torch.no_grad()
     def update(self, step: int) -> None:
@@ -270,6 +298,7 @@ class Budget(Limit):
             tensor.copy_(value)
         self.site_masks.record(0 if self.is_decided else SAMPLES)
         self.site_masks.restore_inputs(state["inputs"])
+        self._unchecked = 0
 
 
 def is_trained(masks: SoftMasks) -> bool:

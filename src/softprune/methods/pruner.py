@@ -88,6 +88,8 @@ class Pruner(HookOwner):
     """The masked BatchNorm of every site; the first one where there are several."""
     has_target: bool = False
     """Whether a target decides how much is removed."""
+    budget: Budget | None = None
+    """Decides during the training, for a method that leaves the decision to a target."""
     _limit: Limit | None = None
     """The target's, where there is one."""
 
@@ -105,7 +107,6 @@ class Pruner(HookOwner):
         min_channels: int = 0,
     ) -> None:
         check_strength(strength)
-        check_round_to(1 if round_to is None or round_to == "auto" else round_to)
         if not is_integer(min_channels) or min_channels < 0:
             raise ConfigError(f"min_channels must be an integer of at least 0. Got {min_channels!r}.")
         check_values(model)
@@ -127,6 +128,7 @@ class Pruner(HookOwner):
         """Groups of sites of which only the channels that all of them keep remain."""
         if round_to is None or round_to == "auto":
             round_to = self._multiple(device if round_to == "auto" else None)
+        check_round_to(round_to)
         self.round_to, self.min_channels = int(round_to), int(min_channels)
         self.keep, self.most = limits_by_site(keep, self.sites)
         if min(self.most.values()) < 1 and not self.has_target:
@@ -180,21 +182,6 @@ class Pruner(HookOwner):
 
     def after_step(self) -> None:
         """Run after every optimizer step."""
-
-    def update_strength(self, step: int) -> None:
-        """Run on the host between two steps, after `step` steps in all; methods with a target use it.
-
-        In your own loop it runs after each optimizer step. A loop whose steps run without the host sets
-        `updates_on_step` to False and calls this method after every step.
-        """
-
-    def measures_at(self, step: int) -> bool:
-        """Whether :meth:`update_strength` needs the inputs of the last step when `step` steps are done."""
-        return False
-
-    def note_inputs(self, *args: Any, **kwargs: Any) -> None:
-        """Take the inputs of the last training forward, in a loop that compiles the forward; others are noticed."""
-        self.site_masks.note_inputs(args, kwargs)
 
     def end_epoch(self, epoch: int) -> None:
         """Call after every epoch; most methods do nothing there."""
@@ -262,7 +249,7 @@ class Pruner(HookOwner):
     @strength.setter
     def strength(self, value: float | Tensor) -> None:
         check_strength(value)
-        if isinstance(self._limit, Budget):
+        if self.budget is not None:
             raise ConfigError(
                 "with a target there is no sparsity loss whose strength could be set. "
                 f"Got strength = {float(value):g}; set it for a pruner without a target only."
@@ -359,14 +346,20 @@ class Pruner(HookOwner):
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         """Run the work before a step or, if a closure computes the gradients, after each of its calls."""
+
+        def work() -> None:
+            if self.budget is not None:
+                self.budget.before_step()
+            self.before_step()
+
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if closure is None:
-            self.before_step()
+            work()
             return None
 
         def wrapped(*given: Any, **named: Any) -> Any:
             result = closure(*given, **named)
-            self.before_step()
+            work()
             return result
 
         return (optimizer, *args[2:]), {**kwargs, "closure": wrapped}
@@ -379,13 +372,32 @@ class Pruner(HookOwner):
             )
         self._loss_called = False
         self.after_step()
+        if self.budget is not None:
+            self.budget.after_step()
         # GradScaler calls a fused optimizer even when it skips the step; the flag is then on the optimizer.
         self.clock.end_step(getattr(optimizer, "found_inf", None))
-        if self.updates_on_step:
-            self._step_done()
+        if self.budget is not None and self.updates_on_step:
+            step = self.budget.step_to_check()
+            if step is not None:
+                self.update_strength(step)
 
-    def _step_done(self) -> None:
-        """Run after every optimizer step of a loop on the host."""
+    def update_strength(self, step: int) -> None:
+        """Let the budget choose, where `step` steps are done and a round ends with them.
+
+        In your own loop it runs after each optimizer step. A loop whose steps run without the host sets
+        `updates_on_step` to False and calls this method after every step.
+        """
+        if self.budget is not None and self.budget.is_due(step):
+            check_values(self.model)  # raises where training has diverged
+            self.budget.update(step)
+
+    def measures_at(self, step: int) -> bool:
+        """Whether :meth:`update_strength` needs the inputs of the last step when `step` steps are done."""
+        return self.budget is not None and self.budget.is_due(step)
+
+    def note_inputs(self, *args: Any, **kwargs: Any) -> None:
+        """Take the inputs of the last training forward, in a loop that compiles the forward; others are noticed."""
+        self.site_masks.note_inputs(args, kwargs)
 
     @property
     def attached(self) -> bool:

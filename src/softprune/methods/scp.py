@@ -1,6 +1,5 @@
 """Soft Channel Pruning (SCP): masks from each BatchNorm's own shift and scale, learned with the weights."""
 
-import sys
 from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any, Unpack
@@ -15,7 +14,7 @@ from softprune.graph.channels import DEFAULT_KINDS, KINDS
 from softprune.log import get_logger
 from softprune.masks import MaskConfig, SoftMasks
 from softprune.methods.options import PrunerOptions, check_share, check_target
-from softprune.methods.pruner import Pruner, check_values
+from softprune.methods.pruner import Pruner
 from softprune.target import TargetLike
 
 logger = get_logger(__name__)
@@ -71,9 +70,8 @@ class SoftPruner(Pruner):
         self.mask_config = MaskConfig() if masks is None else masks
         default_kinds = DEFAULT_KINDS if target is None else KINDS
         self.site_kinds = default_kinds if site_kinds is None else site_kinds
-        self._steps_until_update, self.has_target = 0, target is not None
+        self.has_target = target is not None
         super().__init__(model, example, strength=1e-4 if strength is None else strength, **options)
-        self.budget: Budget | None = None
         try:
             if target is not None:
                 self._limit = self.budget = Budget(
@@ -94,42 +92,6 @@ class SoftPruner(Pruner):
         return self.strength * self.site_masks.loss()
 
     # --- a target ------------------------------------------------------------------------------------------------
-
-    def before_step(self) -> None:
-        if self.budget is not None:
-            self.budget.before_step()
-
-    def after_step(self) -> None:
-        if self.budget is not None:
-            self.budget.after_step()
-
-    def measures_at(self, step: int) -> bool:
-        return self.budget is not None and step in self.budget.rounds and not self.budget.is_decided
-
-    def update_strength(self, step: int) -> None:
-        if self.budget is not None and self.measures_at(step):
-            check_values(self._network_of(None))  # raises where training has diverged
-            self.budget.update(step)
-
-    def _step_done(self) -> None:
-        if self.budget is None:
-            return
-        self._steps_until_update -= 1
-        if self._steps_until_update > 0:
-            return
-        # Reading the clock waits for the device, hence only when something may be due.
-        step, last = int(self.clock.step), self.budget.total_steps
-        if step > last:
-            logger.warning(
-                "softprune: training goes on after total_steps=%d: the cut was final after step %d and stays. Pass the "
-                "optimizer steps of the whole training, such as epochs * len(loader)",
-                last,
-                self.budget.final_step,
-            )
-            self._steps_until_update = sys.maxsize
-            return
-        self.update_strength(step)
-        self._steps_until_update = min((due for due in self.budget.rounds if due > step), default=last + 1) - step
 
     def decide(self) -> dict[str, Tensor]:
         self._check_in_place()
@@ -184,7 +146,6 @@ class SoftPruner(Pruner):
         super().load_state_dict(state)
         if self.budget is not None:
             self.budget.load_state_dict(state["budget"])
-            self._steps_until_update = 0
 
 
 class TargetSoftPruner(SoftPruner):
