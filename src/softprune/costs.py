@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -16,17 +15,14 @@ from softprune.errors import ModelError, first_line
 from softprune.graph import check_is_module
 from softprune.graph.reader import (
     ANALYSIS_BATCH,
-    PROCESS_WIDE,
     Constants,
     Example,
     ExampleLike,
     calls_noted,
-    fake_like,
     per_sample,
-    values_known,
+    without_data,
 )
 from softprune.log import get_logger
-from softprune.module_state import attributes_kept
 
 logger = get_logger(__name__)
 
@@ -142,33 +138,23 @@ def _per_sample(model: nn.Module, example: Example) -> tuple[Counter[str], Count
 
 def _by_module(model: nn.Module, example: Example) -> tuple[Counter[str], Counter[str]]:
     """Return MACs and activations per sample, by name of the innermost module whose forward ran the operator."""
-    fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
-    fakes = {name: fake_like(fake_mode, tensor) for name, tensor in (*model.named_parameters(), *model.named_buffers())}
-    for name, parameter in model.named_parameters():
-        # With gradients every linear layer is a plain 2-D product. Without, ATen would batch some of them, which looks
-        # like attention, and PyTorch's own attention would use a fused path.
-        fakes[name].requires_grad_(parameter.is_floating_point())
-    counter = _MacCounter(Constants(fake_mode), batch=example.batch_size() or 1)
-    with PROCESS_WIDE, attributes_kept(model):
-        for module in model.modules():
-            module.training = False
-        try:
-            call = example.map(lambda tensor: fake_like(fake_mode, tensor))
-            with (
-                torch.enable_grad(),
-                torch.compiler.set_stance("force_eager"),
-                values_known(),
-                fake_mode,
-                counter,
-                calls_noted(counter.running, model),
-            ):
+    try:
+        with without_data(model, example) as (mode, fakes, call):
+            for name, parameter in model.named_parameters():
+                # With gradients every linear layer is a plain 2-D product. Without, ATen would batch some of them,
+                # which looks like attention, and PyTorch's own attention would use a fused path.
+                fakes[name].requires_grad_(parameter.is_floating_point())
+            for module in model.modules():
+                module.training = False
+            counter = _MacCounter(Constants(mode), batch=example.batch_size() or 1)
+            with torch.enable_grad(), mode, counter, calls_noted(counter.running, model):
                 torch.func.functional_call(model, fakes, call.args, call.kwargs)
-        except Exception as error:
-            raise ModelError(
-                "Costs are counted by running the forward pass on tensors that have shapes but no data. "
-                f"Got {type(error).__name__}: {first_line(error)}. Check that the forward pass accepts the example and "
-                "does not branch on values."
-            ) from error
+    except Exception as error:
+        raise ModelError(
+            "Costs are counted by running the forward pass on tensors that have shapes but no data. "
+            f"Got {type(error).__name__}: {first_line(error)}. Check that the forward pass accepts the example and "
+            "does not branch on values."
+        ) from error
     return counter.macs, counter.written
 
 

@@ -268,17 +268,13 @@ def record(model: nn.Module, example: Example, *, training: bool = False) -> lis
 
     Raise an exception where the forward pass cannot run without data, or returns what is no tensor.
     """
-    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-    fakes = {name: fake_like(mode, tensor) for name, tensor in tensors.items()}
-    call = example.map(lambda tensor: fake_like(mode, tensor))
-    recorder = _Recorder(Constants(mode))
-    for name, fake in fakes.items():
-        recorder.add_input(fake, name.replace(".", "_")).meta["tensor"] = name
-    for tensor in call.tensors():
-        recorder.add_input(tensor, "input")
     fast_path = torch.backends.mha.get_fastpath_enabled()
-    with PROCESS_WIDE, warnings.catch_warnings(), attributes_kept(model):
+    with without_data(model, example) as (mode, fakes, call), warnings.catch_warnings():
+        recorder = _Recorder(Constants(mode))
+        for name, fake in fakes.items():
+            recorder.add_input(fake, name.replace(".", "_")).meta["tensor"] = name
+        for tensor in call.tensors():
+            recorder.add_input(tensor, "input")
         warnings.simplefilter("ignore")
         model.train(training)
         torch.backends.mha.set_fastpath_enabled(False)
@@ -286,8 +282,6 @@ def record(model: nn.Module, example: Example, *, training: bool = False) -> lis
             with (
                 patch.object(fake_tensor.log, "disabled", True),  # torch logs what is raised
                 torch.no_grad(),
-                torch.compiler.set_stance("force_eager"),
-                values_known(),
                 mode,
                 enable_python_dispatcher(),
                 calls_noted(recorder.running, model, recorder.note_result),
@@ -303,16 +297,22 @@ def record(model: nn.Module, example: Example, *, training: bool = False) -> lis
 
 
 @contextmanager
-def values_known() -> Iterator[None]:
-    """Let FakeTensorMode compute with constants, writes into them included; by default, with single elements only."""
-    with patch.object(fake_tensor, "CONSTANT_NUMEL_LIMIT", LARGEST_CONSTANT):
-        yield
+def without_data(model: nn.Module, example: Example) -> Iterator[tuple[FakeTensorMode, dict[str, Tensor], Example]]:
+    """Yield a mode, parameters and buffers by name, and a call, all without data. The model is left as it was."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    named = (*model.named_parameters(), *model.named_buffers())
+    fakes = {name: fake_like(mode, tensor) for name, tensor in named}
+    call = example.map(lambda tensor: fake_like(mode, tensor))
+    # It computes with constants, writes into them included; by default, with single elements only.
+    known = patch.object(fake_tensor, "CONSTANT_NUMEL_LIMIT", LARGEST_CONSTANT)
+    with PROCESS_WIDE, attributes_kept(model), torch.compiler.set_stance("force_eager"), known:
+        yield mode, fakes, call
 
 
 class Constants:
     """Knows the values of tensors that are no parameter, buffer or input, which forward() may read.
 
-    Operators run on copies, so that no tensor of the model changes. Use inside :func:`values_known`.
+    Operators run on copies, so that no tensor of the model changes. Use inside :func:`without_data`.
     """
 
     def __init__(self, mode: FakeTensorMode) -> None:
