@@ -481,11 +481,11 @@ def _without_spare(graph: ChannelGraph, kept: frozenset[str], names: list[str], 
 def _live_outputs(graph: ChannelGraph, kept: Set[str]) -> list[bool]:
     """Return for each output of the network whether it depends on the inputs if only the sites `kept` are alive."""
     dead = {norm for norm, site in graph.site_of.items() if site not in kept}
-    found = _Dependence(graph, dead).forward(graph.ops)
+    found = Dependence(graph, dead).forward(graph.ops)
     return [bool(found.depends[atoms].any()) for atoms in graph.outputs]
 
 
-class _Dependence(ForwardAnalysis):
+class Dependence(ForwardAnalysis):
     """Which atoms depend on the inputs, and which are constant whichever sites are dead."""
 
     def __init__(self, graph: ChannelGraph, dead: Set[str]) -> None:

@@ -8,7 +8,6 @@ after detach(), have it folded in.
 import functools
 import math
 import operator
-from collections.abc import Callable
 from typing import Any, Unpack
 
 import numpy as np
@@ -19,10 +18,11 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from softprune.cut import plain_copy
+from softprune.cut.analyses import Dependence
 from softprune.cut.selection import Globs
 from softprune.devices import is_distributed
 from softprune.graph import ChannelGraph, ExampleLike
-from softprune.graph.channels import PAD, BinaryOp, ConstantOp, ForwardAnalysis, IntArray, LayerOp, NormOp, Use
+from softprune.graph.channels import PAD, BinaryOp, ForwardAnalysis, IntArray, LayerOp, NormOp, Use
 from softprune.masks import Folded, MaskedBatchNorm, StoredMasks
 from softprune.methods.options import PrunerOptions, check_positive
 from softprune.methods.pruner import Pruner
@@ -124,25 +124,22 @@ class _Branches(ForwardAnalysis):
         executed = [norm.name for norm in graph.norms if norm.name in sites]
         self.bits = {name: 1 << number for number, name in enumerate(executed)}
         self.every: NDArray[np.object_] = np.zeros(len(graph.classes), dtype=object)
-        self.is_data = np.ones(len(graph.classes), dtype=bool)
-        """What depends on the network's input, unlike constants and parameters."""
-        for parameter in graph.free_parameters.values():
-            self.is_data[parameter.atoms] = False
-        self.every[PAD], self.is_data[PAD] = -1, False  # zero in any case
+        self.every[PAD] = -1  # zero in any case
+        self.is_data = Dependence(graph, set()).forward(graph.ops).depends
         self.branches: list[tuple[str, ...]] = []
         self._taken = 0
-        super().__init__(self.every, self.is_data)
+        super().__init__(self.every)
 
     def layer(self, op: LayerOp, use: Use) -> None:
-        self.every[use.outputs] = _per_group(op, use, self._on_all)
-        self.is_data[use.outputs] = _per_group(op, use, lambda inputs: self.is_data[inputs].any())
+        # Every output reads every input of its group, so that all outputs of a group share one fact.
+        found = [self._on_all(inputs) for inputs in use.inputs.reshape(op.groups, -1)]
+        self.every[use.outputs] = np.repeat(np.array(found, dtype=object), len(use.outputs) // op.groups)
 
     def norm(self, op: NormOp, use: Use) -> None:
         self.copy(use.inputs, use.outputs)
         self.every[use.outputs] |= self.bits.get(op.name, 0)
 
     def binary(self, op: BinaryOp) -> None:
-        self.is_data[op.outputs] = self.is_data[op.left] | self.is_data[op.right]
         if op.absorbs_zero:
             self.every[op.outputs] = self.every[op.left] | self.every[op.right]
             return
@@ -154,20 +151,8 @@ class _Branches(ForwardAnalysis):
                 self._taken |= branch
                 self.branches.append(tuple(name for name, bit in self.bits.items() if branch & bit))
 
-    def constant(self, op: ConstantOp) -> None:
-        self.is_data[op.outputs] = False
-
     def _on_all(self, atoms: IntArray) -> int:
         return functools.reduce(operator.and_, set(self.every[atoms.ravel()].tolist()))
-
-
-def _per_group(op: LayerOp, use: Use, reduce: Callable[[IntArray], Any]) -> list[Any]:
-    """Return `reduce(inputs of the group)` for every output of a layer.
-
-    Every output of a layer reads every input of its group, so that all outputs of a group share one fact.
-    """
-    wide = len(use.outputs) // op.groups
-    return [fact for inputs in use.inputs.reshape(op.groups, -1) for fact in [reduce(inputs)] * wide]
 
 
 @torch.no_grad()
