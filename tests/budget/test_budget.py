@@ -102,7 +102,7 @@ def test_a_cut_before_its_time_is_told_once(caplog):
     _, pruner, _ = build(total_steps=1000)
     pruner.decide()
     pruner.decide()
-    assert caplog.text.count("decided at step 0 of total_steps=1000, and the network has not trained with it") == 1
+    assert caplog.text.count("made final at step 0 of total_steps=1000, and the network has not trained") == 1
 
 
 def test_a_network_of_few_channels_cannot_come_close_to_its_limit(caplog):
@@ -133,7 +133,7 @@ def test_a_trial_cut_leaves_the_training_as_it_was(caplog):
     train(model, pruner, optimizer, 0, 6)
     with caplog.at_level("WARNING", logger="softprune"):
         trial = pruner.compact()
-    assert f"a trial at step 6 of total_steps={pruner.budget.total_steps}" in caplog.text
+    assert f"preliminary (step 6 of total_steps={pruner.budget.total_steps})" in caplog.text
     assert sp.cost(trial, EXAMPLE[:1]).macs <= pruner.budget.limit
     assert not pruner.budget.is_final
     train(model, pruner, optimizer, 6)

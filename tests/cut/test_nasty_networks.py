@@ -140,7 +140,7 @@ FROZEN: dict[str, tuple[Callable[..., Tensor], str]] = {
         lambda self, x: F.linear(x.permute(0, 2, 3, 1), torch.eye(8).to(x)).permute(0, 3, 1, 2),
         "outside a layer",
     ),
-    "a blur": (lambda self, x: F.conv2d(x, torch.ones(8, 1, 1, 1).to(x), groups=8), "not a module's own parameter"),
+    "a blur": (lambda self, x: F.conv2d(x, torch.ones(8, 1, 1, 1).to(x), groups=8), "not a parameter of its module"),
     "sum over channels": (lambda self, x: x * x.sum(1, keepdim=True), "combines channels"),
     "channel statistics": (lambda self, x: x / (x.std(1, keepdim=True) + 0.1), "combines channels"),
     "a constant per channel": (
@@ -359,7 +359,7 @@ def test_randomness_in_evaluation_is_refused(amount: float) -> None:
         def middle(self, x: Tensor) -> Tensor:
             return x + amount * torch.randn_like(x)
 
-    with pytest.raises(ValueError, match=r"same outputs for the same input.*Remove the randomness"):
+    with pytest.raises(ValueError, match=r"same outputs for the same input.*Remove randomness"):
         check(Noisy())
 
 

@@ -35,7 +35,7 @@ def other() -> nn.Module:
 
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "inspect: a class": (lambda: sp.inspect(Chain, EXAMPLE), "build the network"),
-    "make_plan: no site": (lambda: make_plan(GRAPH, DENSE, {"bn9": torch.ones(8)}), "Got 'bn9'; its sites: bn1, bn2"),
+    "make_plan: no site": (lambda: make_plan(GRAPH, DENSE, {"bn9": torch.ones(8)}), "Got 'bn9'; sites are bn1, bn2"),
     "make_plan: a width": (lambda: make_plan(GRAPH, DENSE, {"bn1": torch.ones(6)}), r"shape \(8,\)\. Got \(6,\)"),
     "apply_plan: a class": (lambda: apply_plan(PLAN, TOPOLOGIES["residual"].build()), "this plan is for"),
     "apply_plan: a shape": (lambda: apply_plan(PLAN, other()), r"'fc\.bias' is \(5,\)\. Got \(7,\)"),
@@ -49,14 +49,14 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "verify: an example": (lambda: sp.verify(DENSE, DENSE, torch.randn(2, 5, 8, 8)), "must run on its example"),
     "verify: another network": (lambda: sp.verify(DENSE, randomise_(Chain(), 1), EXAMPLE), "must equal the masked"),
     "cut_and_verify: a shape": (lambda: cut_and_verify(PLAN, other(), MASKS, EXAMPLE), r"Got \(7,\)"),
-    "remap: no optimizer": (lambda: sp.remap_optimizer(DENSE, DENSE, SMALL), "optimizer inside"),  # type: ignore[arg-type]
+    "remap: no optimizer": (lambda: sp.remap_optimizer(DENSE, DENSE, SMALL), "pass the wrapped optimizer"),  # type: ignore[arg-type]
     "remap: LBFGS": (
         lambda: sp.remap_optimizer(torch.optim.LBFGS(DENSE.parameters()), DENSE, SMALL),
-        "make a new one for the compact network",
+        "create a new optimizer for the compact network",
     ),
     "remap: no cut": (lambda: sp.remap_optimizer(sgd(DENSE), DENSE, DENSE), "without a plan"),
     "remap: another dense": (lambda: sp.remap_optimizer(sgd(SMALL), SMALL, SMALL), "that `compact` was cut from"),
-    "remap: another optimizer": (lambda: sp.remap_optimizer(sgd(Chain()), DENSE, SMALL), "none of its parameters"),
+    "remap: another optimizer": (lambda: sp.remap_optimizer(sgd(Chain()), DENSE, SMALL), "any of its parameters"),
 }
 
 

@@ -124,7 +124,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "another origin": (_bytes(lambda content: content.replace(b"digits", b"figits")), "does not match its checksum"),
     "a changed plan": (
         _document(lambda document: document["plans"][0]["plan"].update(macs=1)),
-        "content does not match its checksum",
+        "does not match its checksum",
     ),
     "a plan without an entry": (_plan(lambda plan: plan["modules"]["conv1"].pop("inputs")), "malformed .*inputs"),
     "a plan with another entry": (_plan(lambda plan: plan["modules"]["conv1"].update(x=1)), "malformed .*'x'"),
@@ -132,8 +132,8 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "a later version": (_document(lambda document: document.update(version=99)), "version 99"),
     "no plans": (_document(lambda document: document.pop("plans")), "without them"),
     "another format": (_document(lambda document: document.update(format="other")), "Got 'other'"),
-    "plain weights": (lambda file: safetensors.torch.save_file({"w": torch.zeros(2)}, file), "holds plain weights"),
-    "text": (lambda file: file.write_bytes((2).to_bytes(8, "little") + b"[]"), "holds plain weights"),
+    "plain weights": (lambda file: safetensors.torch.save_file({"w": torch.zeros(2)}, file), "contains plain weights"),
+    "text": (lambda file: file.write_bytes((2).to_bytes(8, "little") + b"[]"), "contains plain weights"),
     "nothing": (Path.unlink, "No such file"),
     "a pipe": (_fifo, "must be a regular file"),
 }

@@ -243,7 +243,7 @@ class FunctionalNorm(Plain):
 
 @pytest.mark.parametrize("zero", [False, True])
 def test_a_norm_that_is_applied_by_a_function_is_no_site(zero: bool) -> None:
-    assert "does not call it as a whole" in reasons(FunctionalNorm(zero))["bn1"]
+    assert "does not call the module" in reasons(FunctionalNorm(zero))["bn1"]
 
 
 # --- sizes of the inputs -------------------------------------------------------------------------------------------
@@ -368,7 +368,7 @@ def test_a_network_of_one_batch_size_is_proved_at_that_size(begin) -> None:
 def test_a_network_that_cannot_be_copied_is_said() -> None:
     network = Plain()
     network.lock = threading.Lock()
-    with pytest.raises(ModelError, match=r"copy\.deepcopy must take it"):
+    with pytest.raises(ModelError, match=r"copy\.deepcopy must support it"):
         verify(network, Plain(), torch.randn(2, 3, 8, 8))
 
 

@@ -74,7 +74,7 @@ def test_a_certificate_has_the_largest_difference_of_both_inputs(batch: int) -> 
     found = sp.verify(exact, off, IMAGES, tolerance=1e-3)
     assert found.max_difference / found.scale == pytest.approx(1e-4)
     assert (found.tolerance, found.dtype, len(found.inputs), found.inputs[0]) == (1e-3, "float64", 2, "2x3x8x8")
-    with pytest.raises(VerificationError, match="masked one to 1e-05"):
+    with pytest.raises(VerificationError, match="masked one within 1e-05"):
         sp.verify(exact, off, IMAGES, tolerance=1e-5)
 
 

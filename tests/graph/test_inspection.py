@@ -41,7 +41,7 @@ def test_every_batchnorm_is_a_site_or_frozen_and_the_floor_is_true(name: str) ->
 def test_it_prints_as_a_table() -> None:
     text = str(sp.inspect(Residual(), IMAGE, exclude="bn1", site_kinds="sum"))
     assert re.search(r"^bn +8 +site, relu, keeps at least 1 channel \(only path to the output\)$", text, re.M)
-    assert re.search(r"^bn2 +8 +frozen: add reads it with no activation in between$", text, re.M)
+    assert re.search(r"^bn2 +8 +frozen: add reads it without an activation in between$", text, re.M)
     assert re.search(r"^bn1 +6 +frozen: you excluded it$", text, re.M)
     assert "1 sites with 8 channels, 2 frozen" in text
 
@@ -301,7 +301,7 @@ def test_slices_at_a_share_of_the_width_freeze_their_channels_alone(
 def test_it_says_which_kinds_would_mask_what_is_frozen() -> None:
     found = sp.inspect(Residual(), IMAGE, site_kinds="sum")
     assert found.available == {"stream": 1}
-    assert 'site_kinds="stream" masks 1 more' in str(found)
+    assert 'site_kinds: "stream" masks 1 of the frozen' in str(found)
     whole = sp.inspect(Residual(), IMAGE)
     assert not whole.frozen
     assert not whole.available

@@ -45,7 +45,7 @@ def test_an_operator_that_is_added_is_cut_through() -> None:
     model = network(torch.ops.softprune_tests.softplus)
     frozen = sp.inspect(model, IMAGES)
     assert not frozen.sites
-    assert "softprune.graph.add_operator gives an operator of your own a rule" in str(frozen)
+    assert "softprune.graph.add_operator adds a rule for a custom operator" in str(frozen)
     (name,) = frozen.unknown_operators
     add_operator(name, Operator(pointwise, activation=Activation()))
     (site,) = sp.inspect(model, IMAGES).sites

@@ -338,4 +338,4 @@ class Transformer(nn.Module):
 
 def test_torchs_own_attention_keeps_its_width() -> None:
     (frozen,) = trace(Transformer(), torch.randn(2, 3, 8, 8)).frozen
-    assert "an attention that checks their number" in frozen.reason
+    assert "an attention module that checks their number" in frozen.reason

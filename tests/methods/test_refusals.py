@@ -46,7 +46,7 @@ NETWORKS = {
         {},
         r"site_kinds=\('linear',\)",
     ),
-    "nothing included": (Chain(), {"include": []}, "among those you included"),
+    "nothing included": (Chain(), {"include": []}, "you did not include it"),
     "NaN in a parameter": (without(lambda m: m[0].weight.view(-1)[0].fill_(NAN)), {}, "finite"),
     "NaN in a statistic": (without(lambda m: m[1].running_mean[0].fill_(NAN)), {}, "finite"),
     "no values": (Chain().to("meta"), {}, "a meta one"),
@@ -85,7 +85,7 @@ OPTIONS: list[tuple[str, dict[str, Any], str]] = [
     ("variational", {"mu_below": None}, "`mu_below`"),
     ("sfp", {"evaluation": "lenient"}, "`evaluation`"),
     ("l1", {"ratio": 1}, "`ratio`"),
-    ("l1", {"ratio": {5: 0.5}}, "must name sites"),
+    ("l1", {"ratio": {5: 0.5}}, "must match sites"),
     ("l1", {"ratio": {"9": 0.5}}, "matches none"),
     ("l1", {"ratio": 0.5, "target": {"macs": 0.5}}, "exclude each other"),
     ("fpgm", {"ratio_dist": 0.5, "target": {"macs": 0.5}}, "exclude each other"),
@@ -136,8 +136,8 @@ STATES = {
         [lambda p: p.loss(TASK), SoftPruner.plan, SoftPruner.compact, SoftPruner.summary],
         "a classifier",
     ),
-    "another class": (pruner_of, [lambda p: p.compact(nn.Linear(2, 2))], "a copy of the network"),
-    "other shapes": (pruner_of, [lambda p: p.masks(Chain(4, 5))], "a copy of the network"),
+    "another class": (pruner_of, [lambda p: p.compact(nn.Linear(2, 2))], "a copy of the pruned network"),
+    "other shapes": (pruner_of, [lambda p: p.masks(Chain(4, 5))], "a copy of the pruned network"),
     "masked already": (pruner_of, [lambda p: pruner_of(p.model)], "network without masks"),
 }
 

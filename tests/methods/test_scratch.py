@@ -74,5 +74,5 @@ def test_the_plan_must_be_given_and_fit() -> None:
         ScratchPruner(Residual(), images, plan=half())
     with pytest.raises(PlanError):
         ScratchPruner(Chain(10, 12), images, plan=half())
-    with pytest.raises(PlanError, match="Got another one's"):
+    with pytest.raises(PlanError, match="Got that of another one"):
         ScratchPruner(apply_plan(half(), Chain()), images, plan=half(Residual))

@@ -65,12 +65,12 @@ def test_shares_by_name() -> None:
     sgd(pruner)
     kept = {name: int(mask.sum()) for name, mask in pruner.masks().items() if not mask.all()}
     assert kept == {"blocks.0.bn1": 4, "blocks.1.bn1": 6, "blocks.2.bn1": 9}
-    with pytest.raises(ConfigError, match=r"Got 'blocks.9.bn1', which matches none; there are 'blocks.\d.bn1'"):
+    with pytest.raises(ConfigError, match=r"Got 'blocks.9.bn1', which matches none; sites are 'blocks.\d.bn1'"):
         SfpPruner(Residual(), images, ratio={"blocks.9.bn1": 0.5})
 
 
 def test_a_network_without_filters_that_feed_a_batchnorm() -> None:
-    with pytest.raises(ModelError, match="does not read the filters of one layer alone"):
+    with pytest.raises(ModelError, match="its channels are not the filters of a single layer"):
         SfpPruner(nn.Sequential(nn.BatchNorm2d(3), nn.ReLU(), nn.Conv2d(3, 4, 3)), IMAGE)
 
 
@@ -110,5 +110,5 @@ def test_a_state_that_comes_too_late_is_refused() -> None:
     train(pruner, sgd(pruner))
     late = SfpPruner(Chain(), batch()[0])
     sgd(late)
-    with pytest.raises(CheckpointError, match="make the pruner, load, then attach"):
+    with pytest.raises(CheckpointError, match="create the pruner, load, then attach"):
         late.load_state_dict(pruner.state_dict())

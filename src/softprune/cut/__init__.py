@@ -1,8 +1,8 @@
-"""From hard masks to a smaller network that computes the same.
+"""Cut a network by hard masks to a smaller network with the same outputs.
 
-Read `plan.py` (`make_plan`) and `apply.py` (`cut_`) first. `analyses.py` finds the channels that are constant under the
-masks and those that must stay. `verify.py` proves a cut, `trial.py` tries cuts before any training, and `selection.py`
-chooses the sites.
+Start with `plan.py` (`make_plan`) and `apply.py` (`cut_`). `analyses.py` finds the channels that are constant under the
+masks and those that must stay. `verify.py` verifies a cut, `trial.py` runs trial cuts before the training, and
+`selection.py` selects the sites.
 """
 
 # ruff: isort: skip_file

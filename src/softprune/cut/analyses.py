@@ -1,7 +1,7 @@
-"""What hard masks do to a channel graph: constants, what must stay, and which sites act together.
+"""Analyses of a channel graph: constants under hard masks, channels that must stay, and coupled sites.
 
-Three passes over the operators. `constants` finds the channels that are constant under the masks; `Liveness` goes from
-the outputs to the inputs and says what remains; `coupled_sites` and `required_sites` depend on no mask.
+`constants` finds the channels that are constant under the masks. `Liveness` works backwards from the outputs to find
+the channels that must stay. `coupled_sites` and `required_sites` do not depend on masks.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ BoolArray = NDArray[np.bool_]
 
 
 def constants(graph: ChannelGraph, model: nn.Module, masks: Mapping[str, BoolArray]) -> FloatArray:
-    """Return the constant value of every atom; NaN for atoms that are not constant over batch and space.
+    """Return the constant value of every atom in float64; NaN for atoms that vary over batch or space.
 
-    A dropped channel is exactly zero. After a further BatchNorm a zero becomes another constant, an activation maps a
-    constant to a constant, and a layer that reads only constants returns constants. All values are float64. What
-    parameters outside layers give by themselves, such as an embedding, is not constant: training changes it. Nor is
-    infinity, which is remembered because zero times infinity is not zero.
+    Dropped channels are exactly zero. Another BatchNorm maps zero to a different constant, activations map constants to
+    constants, and layers that read only constants return constants. Values that depend only on parameters outside
+    layers, such as an embedding, do not count as constants, since training changes them. Infinities do not either, but
+    are tracked, since zero times infinity is not zero.
     """
     return _Constants(graph, model, masks).forward(graph.ops).known(np.arange(len(graph.classes)))
 
 
 class _Constants(ForwardAnalysis):
-    """Most channels are not constant: the outputs of an operator stay NaN where none of its inputs is."""
+    """Propagates constants. Most channels are not constant, so outputs are NaN unless inputs are constants."""
 
     def __init__(self, graph: ChannelGraph, model: nn.Module, masks: Mapping[str, BoolArray]) -> None:
         self.model, self.masks = model, masks
@@ -69,13 +69,13 @@ class _Constants(ForwardAnalysis):
         super().__init__(self.values, self.trained)
 
     def known(self, atoms: IntArray) -> FloatArray:
-        """Return the values of `atoms`; NaN for infinite ones and for those that parameters alone give."""
+        """Return the values of `atoms`; NaN for infinities and for values that depend only on parameters."""
         values = self.values[atoms]
         values[np.isinf(values) | self.trained[atoms]] = np.nan
         return values
 
     def layer(self, op: LayerOp, use: Use) -> None:
-        # Zero padding around a constant other than zero adds a border, so that the output is not constant.
+        # Zero padding around a nonzero constant adds a border, so the output is not constant.
         prevents = self.values[use.inputs] if op.padded else np.isnan(self.values[use.inputs])
         if op.groups == 1 and prevents.any():
             return
@@ -111,7 +111,7 @@ class _Constants(ForwardAnalysis):
             given = values[known]
             if op.evaluate is None:
                 values[known] = np.where(given == 0, op.at_zero, np.nan)
-            else:  # mostly they are dropped channels, whose image is always the same one
+            else:  # usually all are dropped channels, for which the cached value at zero is used
                 zero = op.at_zero_on(self.device)
                 values[known] = evaluated(op.evaluate, given, device=self.device) if given.any() else zero
         self.values[op.outputs] = values
@@ -127,7 +127,7 @@ class _Constants(ForwardAnalysis):
         if known.any():
             out[known] = evaluated(op.evaluate, left[known], right[known])
         if op.absorbs_zero:
-            # A parameter that is zero now, such as a layer scale at its start, may change in training.
+            # A parameter that is zero, such as a newly initialised layer scale, may change in training.
             dead_left = (left == 0) & ~self.trained[op.left]
             dead_right = (right == 0) & ~self.trained[op.right]
             out[(dead_left | dead_right) & ~infinite] = 0.0
@@ -144,7 +144,7 @@ def _array(tensor: Tensor) -> FloatArray:
 
 
 def _normalised(module: Any, inputs: FloatArray) -> FloatArray:
-    if getattr(module, "running_mean", None) is None:  # the statistics of the input itself
+    if getattr(module, "running_mean", None) is None:  # normalises by the statistics of its input
         out = np.where(inputs == 0, 0.0, np.nan)
     else:
         out = (inputs - _array(module.running_mean)) / np.sqrt(_array(module.running_var) + module.eps)
@@ -154,7 +154,7 @@ def _normalised(module: Any, inputs: FloatArray) -> FloatArray:
 
 
 def _parameter_values(parameter: FreeParameter, model: nn.Module) -> FloatArray | float:
-    """Return the values of a parameter outside layers; NaN unless it has one number per channel."""
+    """Return the values of a parameter outside layers; NaN unless it has one value per channel."""
     path, _, attribute = parameter.name.rpartition(".")
     tensor: Tensor = getattr(model.get_submodule(path), attribute)
     if tensor.is_complex() or tensor.numel() != len(parameter.atoms):
@@ -163,28 +163,28 @@ def _parameter_values(parameter: FreeParameter, model: nn.Module) -> FloatArray 
 
 
 def constant_contribution(weight: Tensor, kept: IntArray, values: FloatArray) -> Tensor:
-    """Return what the inputs outside `kept`, constant at `values`, add to each output of a layer with one group."""
+    """Return the contribution of the inputs not in `kept`, with constant `values`, to the outputs of a layer."""
     dropped = values.copy()
     dropped[kept] = 0.0
     columns = weight.detach().to("cpu", torch.float64)
     return columns.reshape(*columns.shape[:2], -1).sum(dim=2) @ torch.from_numpy(dropped)
 
 
-# --- what stays -------------------------------------------------------------------------------------------------------
+# --- channels that stay -----------------------------------------------------------------------------------------------
 
 
 class Liveness:
-    """Which channels of every tensor remain, given the constants; call :meth:`solve` before asking.
+    """Computes which channels of each tensor stay, given the constants. Call :meth:`solve` before any query.
 
-    Two facts per class of atoms. A channel is *demanded* if a layer that is still computed reads it and cannot do
-    without it. It is *present* if it is demanded, or tied to a demanded one, or fills up a group, a floor or a
-    multiple. Both sets only grow, so that the iteration ends; what is demanded is present.
+    There are two facts per class of atoms. A channel is *demanded* if a layer that is still computed needs its value.
+    It is *present* if it is demanded, tied to a demanded channel, or fills up a group, a floor or a multiple. Demanded
+    channels are present. Both sets only grow, so the iteration ends.
 
     Args:
         graph: The channel graph.
-        values: The constant value of every atom, NaN for atoms that are not constant.
+        values: Constant value of every atom, NaN for atoms that are not constant.
         round_to: Fill widths up to a multiple of this many channels.
-        gathers: Whether layers may read a part of their input through a gather.
+        gathers: Whether layers may gather a part of their input.
     """
 
     def __init__(self, graph: ChannelGraph, values: FloatArray, round_to: int = 1, gathers: bool = True) -> None:
@@ -193,11 +193,11 @@ class Liveness:
         self.demanded[graph.pinned] = True
         self.present: BoolArray = self.demanded.copy()
         self.kept_for_shape: list[str] = []
-        """Modules that keep one channel although nothing reads it."""
+        """Modules that keep one unread channel."""
         self._needed = {layer.name: ~self.dispensable(layer) for layer in graph.layers}
         self._constant = {layer.name for layer in graph.layers if self._gives_constants(layer)}
 
-    # --- questions ---------------------------------------------------------------------------------------------
+    # --- queries -----------------------------------------------------------------------------------------------
 
     def is_present(self, atoms: IntArray) -> BoolArray:
         return self.present[self.graph.classes[atoms]]
@@ -206,11 +206,11 @@ class Liveness:
         return self.demanded[self.graph.classes[atoms]]
 
     def selects(self, layer: LayerOp | NormOp) -> bool:
-        """Return whether `layer` may read a part of its input through a gather."""
+        """Return whether `layer` may gather a part of its input."""
         return self.gathers and layer.selectable
 
     def dispensable(self, layer: LayerOp) -> BoolArray:
-        """Return the inputs that `layer` can do without: zeros, and constants that fold into its bias."""
+        """Return the inputs that `layer` does not need: zeros, and constants that fold into its bias."""
         folds = layer.replaceable and not layer.padded and layer.groups == 1
         first = self.values[layer.inputs]
         dispensable = ~np.isnan(first) if folds else first == 0
@@ -224,7 +224,7 @@ class Liveness:
         return present & self._needed[layer.name] if self.selects(layer) else present
 
     def is_constant(self, layer: LayerOp) -> bool:
-        """Return whether `layer` computes nothing: no output is demanded, or all outputs are constant."""
+        """Return whether `layer` can be replaced by a constant: no output is demanded, or all are constant."""
         if not layer.replaceable:
             return False
         return layer.name in self._constant or not self.is_demanded(layer.outputs).any()
@@ -253,7 +253,7 @@ class Liveness:
                 self._propagate_to_inputs(reader)
 
     def _propagate_to_inputs(self, reader: Reader) -> None:
-        """Pass what is demanded and present in the outputs of a module on to its inputs."""
+        """Propagate demanded and present channels from the outputs of a module to its inputs."""
         op, inputs, outputs = reader.op, reader.inputs, reader.outputs
         demanded = self.demanded[outputs]
         if isinstance(op, LayerOp):
@@ -263,16 +263,16 @@ class Liveness:
                 if not constant:
                     self._read(inputs, self._needed[op.name] & np.repeat(by_group, len(inputs) // op.groups))
                 return
-            # The outputs of one group go together.
+            # The outputs of a group are removed together.
             outputs, demanded = outputs[:: len(outputs) // op.groups], by_group & self._needed[op.name] & (not constant)
         self.demanded[inputs[demanded]] = True
         self.present[inputs[self.present[outputs]]] = True
         if not (isinstance(op, SelectOp) or self.selects(op)):
-            # No gather fits here: every input channel is an output channel, zeroed where it is masked.
+            # Without a gather, every present input has an output, which is set to zero if it is masked.
             self.present[outputs[self.present[inputs]]] = True
 
     def _read(self, classes: IntArray, needed: BoolArray) -> None:
-        """Demand those of `classes` that are `needed`. What is called reads at least one channel, dead or alive."""
+        """Demand the `needed` ones of `classes`; if there are none, keep one, since a layer must read a channel."""
         demanded = classes[needed]
         self.demanded[demanded] = self.present[demanded] = True
         if not len(demanded) and not self.present[classes].any():
@@ -287,7 +287,7 @@ class Liveness:
         return changed
 
     def _fill_groups(self) -> bool:
-        """Give the remaining groups of a grouped convolution equally many inputs, and equally many outputs."""
+        """Give all remaining groups of a grouped convolution the same number of inputs and of outputs."""
         changed = False
         for layer in self.graph.layers:
             if layer.groups == 1 or depthwise(layer) or self.is_constant(layer):
@@ -304,7 +304,7 @@ class Liveness:
         return changed
 
     def groups_left(self, layer: LayerOp) -> BoolArray:
-        """Return which groups of `layer` are still computed."""
+        """Return a mask of the groups of `layer` that are still computed."""
         left: BoolArray = np.any(self.is_present(layer.outputs).reshape(layer.groups, -1), axis=1)
         if not self.selects(layer):
             left |= np.any(self.is_present(layer.inputs).reshape(layer.groups, -1), axis=1)
@@ -318,21 +318,21 @@ class Liveness:
             if not self.is_constant(layer) and (layer.groups == 1 or depthwise(layer)):
                 changed |= self._fill_up(self.graph.classes[layer.outputs])
         for norm in self.graph.norms:
-            # The others have the width of their input; what nothing demands may have any width.
+            # Other BatchNorms have the width of their input, and without demand any width will do.
             if self.selects(norm) and self.is_demanded(norm.outputs).any():
                 changed |= self._fill_up(self.graph.classes[norm.outputs[self.is_present(norm.inputs)]])
         return changed
 
     def _fill_up(self, classes: IntArray) -> bool:
-        """Make as many of `classes` present as the next multiple asks for."""
+        """Make more of `classes` present, up to the next multiple."""
         return self._add(classes, -int(np.count_nonzero(self.present[classes])) % self.round_to)
 
     def _floor(self) -> bool:
-        """Keep one channel of every module that kept none: nothing can be called without channels."""
+        """Keep one channel of every module without any, since modules cannot be empty."""
         changed = False
         for reader in reversed(self.graph.readers):
             if not self.present[reader.outputs].any():
-                # A channelwise operator keeps one that is present anyway; argmax of booleans is the first True, or 0.
+                # BatchNorms keep a channel that is present in their input; argmax is the first True, or 0.
                 choice = 0 if isinstance(reader.op, LayerOp) else int(self.present[reader.inputs].argmax())
                 self.present[reader.outputs[choice]] = True
                 self.kept_for_shape.append(reader.op.name)
@@ -353,39 +353,39 @@ class Liveness:
 
 
 def depthwise(layer: LayerOp) -> bool:
-    """Return whether each group has one input channel."""
+    """Return whether each group of `layer` has a single input channel."""
     return layer.groups > 1 and layer.groups == len(layer.inputs)
 
 
-# --- sites that act together ------------------------------------------------------------------------------------------
+# --- coupled and required sites ---------------------------------------------------------------------------------------
 
 NONE = -1
 MANY_GROUPS = 6
-"""A grouped convolution loses whole groups where this many steps of them remain, each a multiple of `round_to`. With
-fewer, a step is too much to lose at once."""
+"""Whole groups of a grouped convolution are removed only if it has at least this many steps, each a number of groups
+whose channels are a multiple of `round_to`. With fewer steps, a single step removes too much."""
 
 
 def coupled_sites(graph: ChannelGraph) -> tuple[tuple[str, ...], ...]:
-    """Return the groups of sites that only channelwise operators connect, such as a depthwise convolution.
+    """Return the groups of sites that are connected only by channelwise operators, such as a depthwise convolution.
 
-    A channel remains only if all sites of its group keep it. Each group is in order of execution, and its sites have
-    their channels in the same order.
+    A channel is kept only if all sites of its group keep it. Groups are in order of execution, and the channels of
+    their sites are in the same order.
     """
     return tuple(tuple(group) for group in _Couplings(graph).forward(graph.ops).groups.values())
 
 
 def blocks_of_sites(graph: ChannelGraph, round_to: int = 1) -> dict[tuple[str, ...], int]:
-    """Return the groups of sites that a cut should treat alike, and in how many channels at a time.
+    """Return the groups of sites that should be cut together, each with its block size in channels.
 
-    These are coupled sites, and those before and after a grouped convolution (ResNeXt, RegNet): where a whole group of
-    it goes, so do its inputs and its outputs; where single channels go, hardly anything is freed.
+    These are coupled sites, and sites before and after a grouped convolution (ResNeXt, RegNet): removing a whole group
+    removes its inputs and its outputs, while removing single channels saves hardly anything.
     """
     found = _Couplings(graph, round_to).forward(graph.ops)
     return {tuple(group): found.blocks[first] for first, group in found.groups.items()}
 
 
 class _Couplings(ForwardAnalysis):
-    """For every atom, the first and the last site of the group it comes from, and its channel there."""
+    """Computes for each atom the first and last site of its group, and its channel there."""
 
     def __init__(self, graph: ChannelGraph, round_to: int | None = None) -> None:
         self.round_to = round_to
@@ -398,7 +398,7 @@ class _Couplings(ForwardAnalysis):
         self.block = np.ones(len(graph.classes), dtype=np.int64)
         self.groups: dict[int, list[str]] = {}
         self.blocks: dict[int, int] = {}
-        """How many channels of a group of sites go together."""
+        """Block size of each group of sites: channels are removed in blocks."""
         super().__init__(self.first, self.last, self.channel, self.block)
 
     def layer(self, op: LayerOp, use: Use) -> None:
@@ -410,7 +410,7 @@ class _Couplings(ForwardAnalysis):
             self.block[use.outputs] = block
 
     def binary(self, op: BinaryOp) -> None:
-        # BatchNorms of one site die together. Of two sites of a group, either keeps the sum alive.
+        # The BatchNorms of a site have the same mask. With different sites of a group, either keeps the sum alive.
         if op.adds and all(bool((fact[op.left] == fact[op.right]).all()) for fact in self.facts):
             self.copy(op.left, op.outputs)
 
@@ -428,7 +428,7 @@ class _Couplings(ForwardAnalysis):
             and bool((self.channel[use.inputs] == channels).all())
         )
         block = int(self.block[use.inputs].max(initial=1))
-        # The BatchNorms of one site have the same mask in any case, but a grouped convolution may be between them.
+        # The BatchNorms of a site always have the same mask, but a grouped convolution may be between them.
         alone = coupled and self.names[first] == site
         others = {name for key, group in self.groups.items() if key != first for name in group}
         if coupled and (block > 1 or not alone) and not {site, self.names[first]} & others:
@@ -442,20 +442,20 @@ class _Couplings(ForwardAnalysis):
 
 
 _required: WeakKeyDictionary[ChannelGraph, frozenset[str]] = WeakKeyDictionary()
-"""What :func:`required_sites` has found, as long as the graph lives."""
+"""Cache of :func:`required_sites`."""
 
 
 def floor_masks(graph: ChannelGraph) -> dict[str, Tensor]:
-    """Masks that drop all there is to drop."""
+    """Return masks that keep one channel of required sites and none of all others."""
     required = required_sites(graph)
     return {site.name: torch.arange(site.width) < int(site.name in required) for site in graph.sites}
 
 
 def required_sites(graph: ChannelGraph) -> frozenset[str]:
-    """Return the sites that must keep a channel, so that no output of the network becomes a constant.
+    """Return the sites that must keep a channel, so that no output of the network becomes constant.
 
-    These are the sites on every path to an output. Where paths run in parallel, so that no site is on all of them, the
-    sites of one path are added. Trial cuts, `inspect` and a pruner ask for the same graph.
+    These are the sites on every path to an output. If paths run in parallel and no site is on all of them, the sites of
+    one path are added. The result is cached, since trial cuts, `inspect` and pruners use the same graph.
     """
     if graph not in _required:
         names = [site.name for site in graph.sites]
@@ -465,9 +465,9 @@ def required_sites(graph: ChannelGraph) -> frozenset[str]:
 
 
 def _without_spare(graph: ChannelGraph, kept: frozenset[str], names: list[str], wanted: list[bool]) -> frozenset[str]:
-    """Return `kept` without those of `names` that no output needs, taken in order.
+    """Return `kept` without the sites in `names` that no output needs, in order, by bisection.
 
-    Where all of them may die, so may any part, so that one pass decides a whole run of sites.
+    If all of them may die, so may any part of them, so a single pass can decide many sites.
     """
     fewer = kept - set(names)
     if _live_outputs(graph, fewer) == wanted:
@@ -479,21 +479,21 @@ def _without_spare(graph: ChannelGraph, kept: frozenset[str], names: list[str], 
 
 
 def _live_outputs(graph: ChannelGraph, kept: Set[str]) -> list[bool]:
-    """Return for each output of the network whether it depends on the inputs if only the sites `kept` are alive."""
+    """Return for each output of the network whether it depends on the inputs if only the sites in `kept` are alive."""
     dead = {norm for norm, site in graph.site_of.items() if site not in kept}
     found = Dependence(graph, dead).forward(graph.ops)
     return [bool(found.depends[atoms].any()) for atoms in graph.outputs]
 
 
 class Dependence(ForwardAnalysis):
-    """Which atoms depend on the inputs, and which are constant whichever sites are dead."""
+    """Computes which atoms depend on the inputs, and which are constant regardless of dead sites."""
 
     def __init__(self, graph: ChannelGraph, dead: Set[str]) -> None:
         self.dead = dead
         self.is_constant = np.zeros(len(graph.classes), dtype=bool)
         self.is_constant[PAD] = True
         for atoms in (*graph.constants, *(parameter.atoms for parameter in graph.free_parameters.values())):
-            self.is_constant[atoms] = True  # no input reaches them
+            self.is_constant[atoms] = True  # independent of the inputs
         self.depends = ~self.is_constant
         super().__init__(self.depends, self.is_constant)
 
@@ -511,7 +511,7 @@ class Dependence(ForwardAnalysis):
     def binary(self, op: BinaryOp) -> None:
         left, right = self.depends[op.left], self.depends[op.right]
         depends = left | right
-        if op.absorbs_zero:  # a constant factor changes nothing; a dead one makes the product zero
+        if op.absorbs_zero:  # a dead factor makes the product zero, but a constant factor does not
             depends &= (left | self.is_constant[op.left]) & (right | self.is_constant[op.right])
         self.depends[op.outputs] = depends
         self.is_constant[op.outputs] = self.is_constant[op.left] & self.is_constant[op.right]

@@ -1,4 +1,4 @@
-"""Cut a network and its optimizer: a new module of the same class, with the channels of a plan removed."""
+"""Apply a plan: build a compact network of the same class, and remap an optimizer to it."""
 
 import copy
 from collections import OrderedDict
@@ -22,15 +22,15 @@ from softprune.masks import unmask_model_
 logger = get_logger(__name__)
 
 HISTORY = "_softprune_plans"
-"""Attribute of a compact model: the plans that led to it from its dense definition, in order.
+"""Attribute of a compact model: the plans applied to its dense definition, in order.
 
-The definition is what its class builds, or a compact model that was changed after its cut."""
+The definition is the network that its class builds, or a compact model that was changed after its cut."""
 SHAPES = "_softprune_shapes"
 """Attribute of a compact model: the shapes of its parameters and buffers after the cut."""
 
 
 def plans_of(model: nn.Module) -> tuple[PrunePlan, ...]:
-    """Return the plans that led to `model` from its dense definition; empty for a dense model."""
+    """Return the plans that were applied to the dense definition of `model`; empty for a dense model."""
     return getattr(model, HISTORY, ())
 
 
@@ -44,39 +44,39 @@ def plain_copy(model: nn.Module, *, share: bool = False) -> nn.Module:
 def duplicated(model: nn.Module, *, share: bool = False) -> nn.Module:
     """Return a deep copy of `model`.
 
-    With `share` the parameters keep the memory of the originals, for a copy that is only called.
+    With `share`, the parameters share memory with the originals, for a copy that is only called.
     """
-    # Subclasses and tensors of inference mode copy themselves in their own way.
+    # Leave subclasses of Parameter and inference tensors to deepcopy.
     plain = [p for p in model.parameters() if type(p) is nn.Parameter and p.layout == torch.strided]
     plain = [p for p in plain if not p.is_inference()]
-    # Not of p.detach(), with which autograd would count changes of the copy as changes of the original.
+    # p.data rather than p.detach(), with which changes of the copy would bump the version of the original.
     memo: dict[int, Any] = {
         id(p): nn.Parameter(p.data if share else p.data.clone(), requires_grad=p.requires_grad) for p in plain
     }
-    # A module has a dozen dictionaries of hooks, which deepcopy would rebuild one by one.
+    # A module has about a dozen empty dictionaries of hooks, which are slow to deepcopy.
     owned = (value for module in model.modules() for value in vars(module).values())
     memo |= {id(value): type(value)() for value in owned if type(value) in (dict, OrderedDict) and not value}
-    # What forward() computed and left on a module, a feature for another loss, say: deepcopy refuses its graph.
+    # Tensors that forward() stored on a module, such as features for an auxiliary loss: deepcopy rejects non-leaves.
     left = pytree.tree_leaves([vars(module) for module in model.modules()])
     memo |= {id(each): each.detach() for each in left if isinstance(each, Tensor) and not each.is_leaf}
     try:
         duplicate: nn.Module = copy.deepcopy(model, memo)
     except Exception as error:
         raise ModelError(
-            f"softprune works on copies of a model, so that copy.deepcopy must take it. Got {type(error).__name__} "
-            f"from a {type(model).__name__}: {error}. Locks, open files and generators that are "
-            "attributes of a module are the usual cause: make them where they are used."
+            f"softprune works on copies of a model, so copy.deepcopy must support it. Got {type(error).__name__} "
+            f"from a {type(model).__name__}: {error}. Usual causes are locks, open files and generators as attributes "
+            "of a module: create them where they are used."
         ) from error
     modes = {name: module.training for name, module in model.named_modules()}
-    for name, module in duplicate.named_modules():  # torch.fx's copies of itself come back in training mode
+    for name, module in duplicate.named_modules():  # copies of a torch.fx.GraphModule are in training mode
         module.training = modes.get(name, module.training)
     return duplicate
 
 
 def apply_plan(plan: PrunePlan, model: nn.Module) -> nn.Module:
-    """Return a new module of `model`'s class that keeps what `plan` keeps; `model` is left as it was.
+    """Return a compact network of the same class as `model`, cut by `plan`. `model` is not changed.
 
-    A plan read from a file knows no constants: folded biases then start at zero, for the weights to be loaded.
+    A plan read from a file has no constants. Folded biases are then zero until weights are loaded.
     """
     plan.check_fits(model)
     compact = plain_copy(model)
@@ -85,14 +85,14 @@ def apply_plan(plan: PrunePlan, model: nn.Module) -> nn.Module:
 
 
 def cut_(plan: PrunePlan, compact: nn.Module) -> None:
-    """Remove what `plan` removes from the modules of `compact`, which has no masks.
+    """Cut `compact`, a network without masks, by `plan`, in place.
 
-    Tensors are replaced and none is written to, so that :func:`softprune.module_state.attributes_kept` undoes it.
+    Tensors are replaced, not written to, so that :func:`softprune.module_state.attributes_kept` can undo the cut.
     """
-    # The earlier plans lead to the network as it was then, not to one with another head, say.
+    # Earlier plans do not describe a network that was changed after its cut, for example by a new head.
     earlier = plans_of(compact) if changed_since_the_cut(compact) is None else ()
     parents = parents_of(compact)
-    # Indices first: the layer that an index belongs to may be replaced, and the index with it.
+    # Cut Select modules first, since the layer that contains one may be replaced.
     for name, cut in sorted(plan.modules.items(), key=lambda item: item[1].kind != "select"):
         if cut.changes and not plan.goes(name):
             _cut_module(compact.get_submodule(name), cut, plan.constants.get(name), parents)
@@ -109,7 +109,7 @@ def cut_(plan: PrunePlan, compact: nn.Module) -> None:
 
 
 def changed_since_the_cut(compact: nn.Module) -> str | None:
-    """Return what of a compact network was changed since its cut, in words; None if nothing was."""
+    """Describe how the shapes of a compact network have changed since its cut; None if they have not."""
     now = model_shapes(compact)
     before: dict[str, tuple[int, ...]] = getattr(compact, SHAPES, now)
     for name in sorted(now.keys() | before.keys()):
@@ -119,11 +119,11 @@ def changed_since_the_cut(compact: nn.Module) -> str | None:
 
 
 Parents = dict[nn.Module, list[tuple[nn.Module, str]]]
-"""Module -> the modules that it is registered in, with its name there."""
+"""Maps a module to the (parent, attribute) pairs under which it is registered."""
 
 
 def parents_of(model: nn.Module) -> Parents:
-    """Return where every module is registered: at several places if it has several names."""
+    """Return the parents of every module; several for a shared module."""
     parents: Parents = {}
     for parent in model.modules():
         for attribute, child in parent._modules.items():
@@ -146,7 +146,7 @@ def _cut_module(module: nn.Module, cut: ModuleCut, constants: FloatArray | None,
     for attribute, tensor in (*module._parameters.items(), *module._buffers.items()):
         if tensor is not None:
             part = slice_tensor(cut, attribute, tensor)
-            if part.shape != tensor.shape:  # what stays whole may be another module's as well
+            if part.shape != tensor.shape:  # an uncut tensor may be shared with another module
                 _replace(module, attribute, part)
     if correction is not None:
         _add_bias(module, correction)
@@ -157,20 +157,20 @@ def _cut_module(module: nn.Module, cut: ModuleCut, constants: FloatArray | None,
     if cut.select is not None:
         device = next((t.device for t in (*module.parameters(), *module.buffers())), torch.device("cpu"))
         if isinstance(getattr(module, "select", None), nn.Module):
-            raise PlanError(f"a {type(module).__name__} has a Select, which its own cut should have shortened.")
+            raise PlanError(f"a {type(module).__name__} already has a Select, which should have been cut itself.")
         module.add_module("select", Select(torch.tensor(cut.select, device=device), cut.source_width))
         module.register_forward_pre_hook(select_input, with_kwargs=True)
 
 
 def _replace(owner: nn.Module, attribute: str, tensor: Tensor) -> None:
-    """Put `tensor` in place of a parameter or buffer."""
+    """Replace a parameter or buffer by `tensor`."""
     if attribute in owner._parameters:
         tensor = nn.Parameter(tensor, requires_grad=owner._parameters[attribute].requires_grad)  # type: ignore[union-attr]
     setattr(owner, attribute, tensor)
 
 
 def _describe(module: nn.Module, cut: ModuleCut) -> None:
-    """Bring the module's own numbers in line with its tensors."""
+    """Update the width attributes of a module, such as out_channels."""
     widths = {
         "in_channels": len(cut.inputs),
         "out_channels": len(cut.outputs),
@@ -188,9 +188,9 @@ def _describe(module: nn.Module, cut: ModuleCut) -> None:
 def _put_constant(
     module: nn.Module, outputs: Indices, constants: FloatArray | None, parents: Parents, activation: str | None = None
 ) -> None:
-    """Put a constant in the place of `module`, or with an `activation` its sum with the module's input."""
+    """Replace `module` by a constant or, if `activation` is given, by the sum of the constant and its input."""
     weight = next(module.parameters())
-    # Channels that stay for the shapes' sake only have no constant; no layer reads them.
+    # Channels that are kept only because of shapes are not read and have no constant.
     kept = np.zeros(len(outputs)) if constants is None else np.nan_to_num(constants)[list(outputs)]
     value = torch.from_numpy(kept).to(weight.device, weight.dtype)
     replacement = ConstantOutput(module, value) if activation is None else Shortcut(module, value, activation)
@@ -200,7 +200,7 @@ def _put_constant(
 
 
 def _folded(module: nn.Module, cut: ModuleCut, constants: FloatArray | None) -> Tensor:
-    """Return what the dropped constant inputs add to the kept outputs."""
+    """Return the contribution of the removed constant inputs to the kept outputs."""
     weight: Tensor = module.weight  # type: ignore[assignment]
     if constants is None:
         return torch.zeros(len(cut.outputs), device=weight.device, dtype=weight.dtype)
@@ -209,7 +209,7 @@ def _folded(module: nn.Module, cut: ModuleCut, constants: FloatArray | None) -> 
 
 
 def _add_bias(module: nn.Module, correction: Tensor) -> None:
-    """Add `correction` to the bias of `module`, which may have none so far."""
+    """Add `correction` to the bias of `module`; create the bias if it has none."""
     old: nn.Parameter | None = module.bias  # type: ignore[assignment]
     trains = (module.weight if old is None else old).requires_grad
     bias = correction if old is None else old.detach() + correction
@@ -219,21 +219,21 @@ def _add_bias(module: nn.Module, correction: Tensor) -> None:
 def take(tensor: Tensor, dim: int, kept: Sequence[int]) -> Tensor:
     """Return the entries `kept` of `tensor` along `dim` as a new tensor."""
     part = _part(tensor, dim, kept)
-    # A view of a tensor of inference mode does not know that it is one.
+    # is_inference() is False for a view of an inference tensor.
     return part.clone() if part._is_view() or part.is_inference() else part
 
 
 def _part(tensor: Tensor, dim: int, kept: Sequence[int]) -> Tensor:
-    """Return the entries `kept` of `tensor` along `dim`, a view where they are a range."""
+    """Return the entries `kept` of `tensor` along `dim`, as a view if they are contiguous."""
     size = len(kept)
     if size and kept[-1] - kept[0] + 1 == size and tuple(kept) == tuple(range(kept[0], kept[0] + size)):
         return tensor.detach().narrow(dim, kept[0], size)
-    index = torch.from_numpy(np.fromiter(kept, np.int64, size))  # torch.tensor takes several times as long
+    index = torch.from_numpy(np.fromiter(kept, np.int64, size))  # several times faster than torch.tensor
     return tensor.detach().index_select(dim, index.to(tensor.device))
 
 
 def slice_tensor(cut: ModuleCut, attribute: str, tensor: Tensor) -> Tensor:
-    """Return the part of a module's own parameter or buffer that stays, in its memory format."""
+    """Return the kept part of a parameter or buffer of a module, in its memory format."""
     if cut.kind in ("norm", "constant") and tensor.shape[:1] == (cut.width_out,):
         return take(tensor, 0, cut.outputs)
     if attribute == "weight":
@@ -251,7 +251,7 @@ def _slice_weight(cut: ModuleCut, weight: Tensor) -> Tensor:
     if groups == 1:
         return take(_part(weight, 0, rows), 1, columns)
     row_size, column_size = weight.shape[0] // groups, weight.shape[1]
-    if column_size == 1:  # a group that stays keeps its one column
+    if column_size == 1:  # each kept group keeps its single column
         return take(weight, 0, rows)
     own_rows: dict[int, list[int]] = {}
     for row in rows:
@@ -271,7 +271,7 @@ def _as_before(before: Tensor, after: Tensor) -> Tensor:
 
 
 def slice_named(plan: PrunePlan, name: str, tensor: Tensor) -> Tensor | None:
-    """Return what stays of the dense model's parameter `name`, or of a tensor of its shape; None if it goes."""
+    """Return the kept part of the dense parameter `name` or a tensor of its shape; None if it is removed."""
     if name in plan.parameters:
         return take(tensor, plan.parameters[name].dim, plan.parameters[name].kept)
     path, _, attribute = name.rpartition(".")
@@ -282,37 +282,37 @@ def slice_named(plan: PrunePlan, name: str, tensor: Tensor) -> Tensor | None:
 
 
 def remap_optimizer(optimizer: Optimizer, dense: nn.Module, compact: nn.Module) -> None:
-    """Let `optimizer` train `compact` instead of `dense`: same groups, momentum cut like the weights. In place.
+    """Change `optimizer` in place to train `compact` instead of `dense`, with its state cut like the weights.
 
-    State of a parameter's shape (momentum, Adam's moments) is sliced as the parameter was; scalars are kept; a
-    parameter that was cut away leaves its group; one that folding added joins its weight's group. Where some of a
-    parameter's state cannot be cut (Adafactor's factors), all of it is reset, which is logged.
+    State with the shape of a parameter (momentum, Adam's moments) is cut like the parameter, and scalars are kept.
+    Removed parameters leave their group. Biases added by folding join the group of their weight. If any state of a
+    parameter cannot be cut (Adafactor's factors), all of its state is reset and a warning is logged.
 
-    `dense` is the network that the optimizer trains and that `compact` was cut from. A pruner that is attached to the
-    optimizer stays with `dense`: it counts no more steps.
+    `dense` is the network that the optimizer trains and that `compact` was cut from. The hooks of an attached pruner
+    are removed, since it belongs to `dense`.
     """
     if not isinstance(optimizer, Optimizer):
         raise PlanError(
-            f"`remap_optimizer` takes a torch.optim.Optimizer first. Got {type(optimizer).__name__}; of a wrapper, "
-            "pass the optimizer inside."
+            f"`remap_optimizer` takes a torch.optim.Optimizer first. Got {type(optimizer).__name__}; for a wrapper, "
+            "pass the wrapped optimizer."
         )
     if isinstance(optimizer, LBFGS):
         raise PlanError(
-            "an optimizer must keep its state by parameter for it to be cut with them. Got LBFGS, whose memory "
-            "spans them all; make a new one for the compact network."
+            "the state of an optimizer must be stored per parameter to be cut. Got LBFGS, whose history spans all "
+            "parameters; create a new optimizer for the compact network."
         )
     history = plans_of(compact)
     if not history:
-        raise PlanError("`compact` must be a network that softprune cut. Got one without a plan.")
+        raise PlanError("`compact` must be a network cut by softprune. Got one without a plan.")
     plan = history[-1]
     try:
         plan.check_fits(dense)
     except PlanError as error:
         raise PlanError(
-            f"`dense` must be the network that `compact` was cut from, as it was before the cut: {error} "
-            "Pass the network that the optimizer trains; over several cuts, call remap_optimizer after each."
+            f"`dense` must be the network that `compact` was cut from: {error} Pass the network that the optimizer "
+            "trains; with several cuts, call remap_optimizer after each."
         ) from error
-    names = {id(parameter): name for name, parameter in dense.named_parameters()}  # the first, as plans name modules
+    names = {id(parameter): name for name, parameter in dense.named_parameters()}  # first names, as in plans
     successors = dict(compact.named_parameters(remove_duplicate=False))
     reached = {id(successors[name]) for name in names.values() if name in successors}
     moves: list[tuple[Tensor, Tensor | None, dict[str, Any]]] = []
@@ -322,7 +322,7 @@ def remap_optimizer(optimizer: Optimizer, dense: nn.Module, compact: nn.Module) 
         for parameter in group["params"]:
             name = names.get(id(parameter))
             if name is None:
-                kept.append(parameter)  # not the model's: a loss's own weights, say
+                kept.append(parameter)  # not of the model, but for example of a loss
                 continue
             successor = successors.get(name)
             if successor is None:
@@ -337,10 +337,10 @@ def remap_optimizer(optimizer: Optimizer, dense: nn.Module, compact: nn.Module) 
         groups.append(kept)
     if not moves:
         raise PlanError(
-            "the optimizer must train `dense`. Got one that holds none of its parameters; pass the network that it was "
-            "made for, or make a new optimizer for the compact one."
+            "the optimizer must train `dense`. Got one without any of its parameters; pass the network that it was "
+            "created for, or create a new optimizer for the compact one."
         )
-    # Everything that can fail has been done: only now is the optimizer touched.
+    # Change the optimizer last, when nothing can fail any more.
     compact_names = {id(parameter): name for name, parameter in compact.named_parameters()}
     for group, kept in zip(optimizer.param_groups, groups, strict=True):
         if "param_names" in group:
@@ -353,7 +353,7 @@ def remap_optimizer(optimizer: Optimizer, dense: nn.Module, compact: nn.Module) 
             optimizer.state[new] = state
     for hooks in (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks):
         for key in [key for key, hook in hooks.items() if getattr(hook, "network", None) is dense]:
-            del hooks[key]  # of a pruner, which stays with `dense`
+            del hooks[key]  # of a pruner, which belongs to `dense`
 
 
 def _sliced_state(plan: PrunePlan, name: str, parameter: Tensor, state: dict[str, Any] | None) -> dict[str, Any]:
@@ -363,7 +363,7 @@ def _sliced_state(plan: PrunePlan, name: str, parameter: Tensor, state: dict[str
             if value.shape != parameter.shape:
                 return _reset(name, key)
             sliced[key] = slice_named(plan, name, value)
-        elif isinstance(value, list | tuple | dict):  # tensors inside, whose shapes are unknown
+        elif isinstance(value, list | tuple | dict):  # may contain tensors of any shape
             return _reset(name, key)
         else:
             sliced[key] = value
@@ -371,8 +371,8 @@ def _sliced_state(plan: PrunePlan, name: str, parameter: Tensor, state: dict[str
 
 
 def _reset(name: str, key: str) -> dict[str, Any]:
-    # No part of it is kept: an optimizer takes a state that is there for a whole one.
+    # Reset all of it, since optimizers expect a state to be complete.
     logger.warning(
-        "softprune: the optimizer state of '%s' is reset, since its '%s' cannot be cut like the weight", name, key
+        "softprune: reset the optimizer state of '%s', since its '%s' cannot be cut like the weight", name, key
     )
     return {}

@@ -1,4 +1,4 @@
-"""The plan: which inputs and outputs each module keeps. Versioned JSON with a checksum."""
+"""The plan: which input and output channels each module keeps. Saved as versioned JSON with a checksum."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Record = TypeVar("Record")
 
 @dataclass(frozen=True, kw_only=True)
 class ModuleCut:
-    """What one module keeps. Indices count the dense module's channels."""
+    """The channels that a module keeps, as indices of the dense module's channels."""
 
     kind: str
     width_in: int
@@ -36,28 +36,28 @@ class ModuleCut:
     inputs: Indices
     outputs: Indices
     groups: int = 1
-    """Groups of the convolution after the cut."""
+    """Number of groups of the convolution after the cut."""
     select: Indices | None = None
-    """Positions in the compact input tensor that this module reads; None: all of it, in order."""
+    """Positions in the compact input tensor that this module gathers; None to read all of it, in order."""
     source_width: int = 0
-    """Width of the compact input tensor, where `select` is given."""
+    """Width of the compact input tensor if `select` is given."""
     constant: bool = False
-    """The module computes nothing any more: it gives a constant."""
+    """Whether the module is replaced by a constant."""
     folded: bool = False
-    """Inputs that were constant moved into the bias (which the module has then)."""
+    """Whether constant inputs are folded into the bias, which is added if the module has none."""
     zeroed: Indices = ()
-    """Outputs of a masked BatchNorm that stay for the shapes' sake, with scale and shift zero."""
+    """Outputs of a masked BatchNorm that are kept because of shapes, with scale and shift set to zero."""
 
     @property
     def changes(self) -> bool:
-        """Whether the module is touched at all."""
+        """Whether the cut changes the module."""
         whole = len(self.inputs) == self.width_in and len(self.outputs) == self.width_out
         return not whole or self.select is not None or self.constant or self.folded or bool(self.zeroed)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParameterCut:
-    """What a parameter outside known modules keeps, along one dimension."""
+    """The entries that a parameter outside known modules keeps, along one dimension."""
 
     dim: int
     width: int
@@ -66,35 +66,35 @@ class ParameterCut:
 
 @dataclass(frozen=True, kw_only=True)
 class PrunePlan:
-    """Which channels every module of one network keeps."""
+    """The channels that every module of a network keeps."""
 
     model: str
-    """Class of the dense model."""
+    """Class name of the dense model."""
     dense: Shapes
-    """Parameter and buffer shapes of the dense model: a plan fits no other."""
+    """Shapes of the parameters and buffers of the dense model, to which alone the plan applies."""
     sites: dict[str, Indices]
-    """Channels that each masked BatchNorm keeps by its mask."""
+    """Channels that the mask of each masked BatchNorm keeps."""
     modules: dict[str, ModuleCut]
     parameters: dict[str, ParameterCut] = field(default_factory=dict)
     macs: int = 0
     dense_macs: int = 0
-    """Multiply-accumulates of convolutions and linear layers per sample, after and before."""
+    """MACs of convolutions and linear layers per sample; `macs` after the cut, `dense_macs` before."""
     params: int = 0
     dense_params: int = 0
     kept_for_shape: tuple[str, ...] = ()
-    """Modules that keep one channel although nothing reads it, since a module cannot be empty."""
+    """Modules that keep one unread channel, since a module cannot be empty."""
     attributes: dict[str, dict[str, int]] = field(default_factory=dict)
-    """Integers on modules that repeat the width of pieces in their forward(), such as C2f.c: what they become."""
+    """New values of integer attributes of modules that hold the width of pieces in forward(), such as C2f.c."""
     branches: dict[str, Indices] = field(default_factory=dict)
-    """Modules with layers of their own that give a constant whatever they read: the channels of it that stay."""
+    """Modules with layers of their own that are replaced by a constant, with the channels of it that are kept."""
     shortcuts: dict[str, str] = field(default_factory=dict)
-    """Those of `branches` that add the constant to their input: the activation of the sum, or an empty text."""
+    """Those of `branches` that add the constant to their input, with the activation of the sum ("" for none)."""
     constants: dict[str, NDArray[np.float64]] = field(default_factory=dict, compare=False, repr=False)
-    """Constant inputs of layers that fold them, outputs of what became constant, at the weights the plan was made for.
-    Not stored: in the weights of a saved network they are folded already."""
+    """Constant inputs of layers that fold them, and outputs of constant modules, for the weights of the planned model.
+    Not saved, since the weights of a saved network already contain them."""
 
     def masks(self) -> dict[str, Tensor]:
-        """Return the hard mask of every masked BatchNorm, True where a channel is kept."""
+        """Return the hard mask of every masked BatchNorm, True for kept channels."""
         masks = {}
         for name, kept in self.sites.items():
             masks[name] = torch.zeros(self.modules[name].width_out, dtype=torch.bool)
@@ -102,11 +102,11 @@ class PrunePlan:
         return masks
 
     def goes(self, name: str) -> bool:
-        """Return whether the module `name` goes with a branch."""
+        """Return whether the module `name` is removed as a part of a branch."""
         return f"{name}.".startswith(inside(self.branches))
 
     def to_json(self) -> str:
-        """Return the plan as text; :meth:`from_json` reads it."""
+        """Return the plan as JSON for :meth:`from_json`."""
         body = asdict(replace(self, constants={}))
         del body["constants"]
         return _compact_json(
@@ -115,19 +115,19 @@ class PrunePlan:
 
     @classmethod
     def from_json(cls, text: str) -> PrunePlan:
-        """Read a plan; raise a PlanError for text that :meth:`to_json` did not write, or that was changed since."""
+        """Read a plan written by :meth:`to_json`; raise a PlanError for other or changed text."""
         try:
             document = json.loads(text)
             body = document["plan"] if document["format"] == FORMAT else None
         except (TypeError, ValueError, KeyError, RecursionError) as error:
-            raise PlanError(f"a plan must be text that PrunePlan.to_json() returned. Got {error!r:.120}.") from error
+            raise PlanError(f"a plan must be text written by PrunePlan.to_json(). Got {error!r:.120}.") from error
         if document.get("version") != VERSION:
             raise PlanError(
                 f"this softprune reads plans of version {VERSION}. Got version {document.get('version')!r}; "
                 "use the softprune that wrote it."
             )
         if not isinstance(body, dict) or document.get("sha256") != _digest(_compact_json(body)):
-            raise PlanError("the plan's content does not match its checksum: it was changed or damaged. Save it again.")
+            raise PlanError("the plan does not match its checksum: it was changed or damaged. Save it again.")
         try:
             modules = {name: _read(ModuleCut, cut) for name, cut in body["modules"].items()}
             parameters = {name: _read(ParameterCut, cut) for name, cut in body["parameters"].items()}
@@ -138,12 +138,12 @@ class PrunePlan:
             raise PlanError(f"the plan is malformed ({error}). Save it again.") from error
 
     def check_fits(self, model: nn.Module) -> None:
-        """Raise a PlanError unless `model` is the dense model that this plan was made for."""
-        # The module that defines a class may have another name in another program, such as __main__.
+        """Raise a PlanError unless the plan was made for `model`, the dense model."""
+        # The module that defines the class may have another name in another program, such as __main__.
         if type(model).__qualname__.rpartition(".")[2] != self.model.rpartition(".")[2]:
             raise PlanError(
                 f"this plan is for {self.model}. Got a model of class {class_name(model)}; "
-                "build the class it was made for."
+                "build the network with the class that was pruned."
             )
         shapes = model_shapes(model)
         for key in sorted(self.dense.keys() | shapes.keys()):
@@ -155,20 +155,20 @@ class PrunePlan:
 
 
 def inside(modules: Iterable[str]) -> tuple[str, ...]:
-    """Return what the names of everything within `modules` begin with."""
+    """Return the prefixes of the names of everything inside `modules`."""
     return tuple(f"{module}." for module in modules)
 
 
 def class_name(model: nn.Module) -> str:
-    """Return the qualified class name that a plan records."""
+    """Return the qualified class name of a model."""
     return f"{type(model).__module__}.{type(model).__qualname__}"
 
 
 def model_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Return names and shapes of all parameters and buffers, by which a plan recognises its model."""
+    """Return the shapes of all parameters and buffers by name, by which a plan identifies its model."""
     shapes: dict[str, tuple[int, ...]] = {}
     waiting = [("", model)]
-    while waiting:  # named_parameters() takes several times as long, and every plan asks
+    while waiting:  # several times faster than named_parameters(), and called for every plan
         prefix, module = waiting.pop()
         for name, tensor in (*module._parameters.items(), *module._buffers.items()):
             if tensor is not None:
@@ -178,7 +178,7 @@ def model_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
 
 
 def _read(record: type[Record], values: dict[str, Any]) -> Record:
-    """Return a record from the values of a file, whose lists are tuples here."""
+    """Return a record from JSON values, with lists converted to tuples."""
     return record(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
 
 
@@ -196,12 +196,12 @@ def _digest(text: str) -> str:
 def make_plan(
     graph: ChannelGraph, model: nn.Module, masks: Mapping[str, Tensor], *, round_to: int = 1, gathers: bool = True
 ) -> PrunePlan:
-    """Decide what every module keeps, given the hard mask (True = keep) of each site; without one it keeps everything.
+    """Plan the cut by the hard masks (True = keep) of the sites. A site without a mask keeps all channels.
 
-    The plan is exact: it removes no channel that affects an output. It holds for the weights that `model` has now: a
-    dropped channel after a second BatchNorm is a constant that depends on them. Widths are filled up to multiples of
-    `round_to` with dead channels. Without `gathers` a layer reads the whole of a shared stream, and masked channels
-    are zeroed.
+    The plan is exact: it removes only channels that do not affect the outputs. It is valid for the current weights of
+    `model`, since dropped channels may become constants that depend on them, for example after another BatchNorm.
+    Widths are filled up to multiples of `round_to` with dead channels. Without `gathers`, layers read the whole of a
+    shared tensor, and masked channels are set to zero.
     """
     hard = _checked_masks(graph, masks)
     values = constants(graph, model, hard)
@@ -241,9 +241,9 @@ def make_plan(
 
 
 def _constant_branches(graph: ChannelGraph, live: Liveness) -> dict[str, Branch]:
-    """Return the branches whose remaining channels are all constant, or are a constant added to their input.
+    """Return the branches whose kept channels are all constant, or a constant added to their input.
 
-    Those inside another one of them are left out.
+    Branches inside another such branch are left out.
     """
 
     def is_constant(atoms: IntArray, outputs: IntArray) -> bool:
@@ -262,7 +262,7 @@ def _constant_branches(graph: ChannelGraph, live: Liveness) -> dict[str, Branch]
 
 
 def _attributes(graph: ChannelGraph, model: nn.Module, live: Liveness) -> dict[str, dict[str, int]]:
-    """Return the integers on modules that repeat the width of the pieces that their forward() takes, after the cut."""
+    """Return the new values of integer attributes of modules that hold the width of pieces in their forward()."""
     widths: dict[tuple[str, int], set[int]] = {}
     for each in graph.equal_widths:
         counts = {int(live.is_present(piece).sum()) for piece in each.pieces}
@@ -276,7 +276,7 @@ def _attributes(graph: ChannelGraph, model: nn.Module, live: Liveness) -> dict[s
 
 
 class _Cuts(ForwardAnalysis):
-    """What every module keeps."""
+    """Computes the ModuleCut of every module."""
 
     def __init__(self, live: Liveness, masks: Mapping[str, BoolArray]) -> None:
         super().__init__()
@@ -286,14 +286,14 @@ class _Cuts(ForwardAnalysis):
         self._indices: dict[bytes, Indices] = {}
 
     def kept(self, flags: BoolArray) -> Indices:
-        """Return where `flags` are true. Modules that follow each other mostly keep the same channels."""
+        """Return the indices where `flags` are true, cached since consecutive modules often keep the same channels."""
         key = flags.tobytes()
         if key not in self._indices:
             self._indices[key] = tuple(np.flatnonzero(flags).tolist())
         return self._indices[key]
 
     def _selection(self, kept: BoolArray, come: BoolArray) -> dict[str, Any]:
-        """Return how a module reads the channels `kept` of a compact tensor that holds the channels `come`."""
+        """Return `select` and `source_width` for reading the channels `kept` of a tensor with the channels `come`."""
         positions = kept[come]
         return {} if positions.all() else {"select": self.kept(positions), "source_width": len(positions)}
 
@@ -352,7 +352,7 @@ class _Cuts(ForwardAnalysis):
 
 
 def _filled(read: BoolArray, present: BoolArray, left: BoolArray, multiple: int) -> BoolArray:
-    """Return the inputs that a layer keeps: those that are `read`, and equally many, one at least, in all groups."""
+    """Return the inputs that a layer keeps: those that it reads, with the same number, at least 1, per group."""
     kept, spare = (flags.reshape(len(left), -1) & left[:, None] for flags in (read, present & ~read))
     counts = kept.sum(axis=1, keepdims=True)
     most = -(-max(1, int(counts.max())) // multiple) * multiple
@@ -362,7 +362,7 @@ def _filled(read: BoolArray, present: BoolArray, left: BoolArray, multiple: int)
 
 
 def dense_macs(graph: ChannelGraph) -> int:
-    """Return the MACs per sample of the whole network."""
+    """Return the MACs per sample of the dense network."""
     return graph.unread_macs + sum(
         layer.positions * layer.kernel * len(layer.inputs) * len(layer.outputs) // layer.groups
         for layer in graph.layers
@@ -370,7 +370,7 @@ def dense_macs(graph: ChannelGraph) -> int:
 
 
 def written(graph: ChannelGraph, plan: PrunePlan) -> int:
-    """Return how many numbers per sample the layers of a cut network write."""
+    """Return the number of activations per sample that the layers of the compact network write."""
     cuts = plan.modules
     layers = (each for each in graph.layers if not cuts[each.name].constant and not plan.goes(each.name))
     return graph.unread_activations + sum(each.written * len(cuts[each.name].outputs) for each in layers)
@@ -381,7 +381,7 @@ def _checked_masks(graph: ChannelGraph, masks: Mapping[str, Tensor]) -> dict[str
     hard = {}
     for name, mask in masks.items():
         if name not in widths:
-            raise PlanError(f"masks must be for sites of the model. Got '{name}'; its sites: {', '.join(widths)}.")
+            raise PlanError(f"masks must be for sites of the model. Got '{name}'; sites are {', '.join(widths)}.")
         array = np.asarray(mask.detach().cpu()) if isinstance(mask, Tensor) else np.asarray(mask)
         if array.shape != (widths[name],):
             raise PlanError(f"the mask of '{name}' must have shape ({widths[name]},). Got {array.shape}.")

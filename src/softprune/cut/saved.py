@@ -1,4 +1,4 @@
-"""A compact network on disk: one safetensors file with the plans and the origin in its metadata. Never pickle."""
+"""Save and load compact networks: a safetensors file with plans and origin in its metadata, without pickle."""
 
 import hashlib
 import json
@@ -21,57 +21,57 @@ FORMAT = "softprune.compact"
 VERSION = 1
 SUFFIX = ".safetensors"
 DOCUMENT = "softprune"
-"""Metadata key: format, version, plans and origin as JSON text."""
+"""Metadata key of a JSON document with format, version, plans and origin."""
 CHECKSUM = "sha256"
-"""Metadata key: the digest of the header without this key, and of all tensors."""
-_AGAIN = "Save or copy it again; `softprune compact RUN` writes that of a run."
+"""Metadata key of the checksum of all tensors and of the header without this key."""
+_AGAIN = "Save or copy it again; for a run, use `softprune compact RUN`."
 
 Model = TypeVar("Model", bound=nn.Module)
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a compact network comes from; stored in its file."""
+    """Origin of a compact network, stored in its file."""
 
     model: str
-    """The dense network, as recipes name it."""
+    """Name of the dense network, as in recipes."""
     data: str
-    """The data set it was trained on."""
+    """Name of the training data set."""
     input_shape: tuple[int, ...]
-    """The shape of one sample."""
+    """Shape of a sample, without the batch dimension."""
 
 
 def saved_path(path: str | os.PathLike[str]) -> Path:
-    """Return the file that `save` writes for `path`: the suffix .safetensors is added where it is missing."""
+    """Return the path of the file that `save` writes: `path`, with the suffix .safetensors added if missing."""
     file = Path(path) if isinstance(path, str | os.PathLike) else Path()
     if file.name in ("", ".."):
         raise FileFormatError(
-            f"a saved network needs the path of a file. Got {path!r}; pass one such as 'small{SUFFIX}'."
+            f"a saved network needs the path of a file. Got {path!r}; pass a path such as 'small{SUFFIX}'."
         )
     return file if file.suffix == SUFFIX else file.with_name(file.name + SUFFIX)
 
 
 def save(compact: nn.Module, path: str | os.PathLike[str], *, origin: Origin | None = None) -> Path:
-    """Write a compact network to one safetensors file and return its path.
+    """Save a compact network to a safetensors file and return its path.
 
-    The suffix .safetensors is added to a path without it. The plans and `origin` are in the file's metadata, so that
-    :func:`load` rebuilds the network from its dense definition. An existing file is replaced in one step: after a full
-    disk, a kill or a power cut the path holds the earlier network or this one, complete.
+    The suffix .safetensors is added if missing. The metadata contains the plans and `origin`, from which :func:`load`
+    rebuilds the network. An existing file is replaced atomically: if the disk is full or the process is killed, the
+    path holds either the earlier network or this one.
     """
     check_is_module(compact, "compact")
     check_is_bare(compact, "compact")
     history = plans_of(compact)
     if not history:
         raise PlanError(
-            f"`save` writes networks that softprune cut. Got a {type(compact).__name__} without a plan; "
-            "pass what pruner.compact() or softprune.load() returned."
+            f"`save` needs a network cut by softprune. Got a {type(compact).__name__} without a plan; "
+            "pass the result of pruner.compact() or softprune.load()."
         )
     changed = changed_since_the_cut(compact)
     if changed is not None:
         raise PlanError(
-            "`save` writes networks that can be rebuilt from their class and their plan. Got one that was changed "
-            f"after the cut: {changed}. Save it before you change it (a new head, say) and change it again after "
-            "`load`, or keep its state_dict beside code that rebuilds it."
+            "`save` needs a network that can be rebuilt from its class and its plan. Got one that was changed "
+            f"after the cut: {changed}. Save it before the change (such as a new head) and repeat the change after "
+            "`load`, or save its state_dict and rebuild it in code."
         )
     plans = [json.loads(plan.to_json()) for plan in history]
     document: dict[str, Any] = {"format": FORMAT, "version": VERSION, "plans": plans}
@@ -90,7 +90,7 @@ def signed(tensors: dict[str, Tensor], document: dict[str, Any]) -> bytes:
     size = int.from_bytes(content[:8], "little")
     header, data = json.loads(content[8 : 8 + size]), memoryview(content)[8 + size :]
     header["__metadata__"][CHECKSUM] = _digest(header, data)
-    # safetensors writes the metadata in no fixed order; equal networks give equal files.
+    # safetensors writes the metadata in random order. Sort it, so that equal networks give equal files.
     header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # the format aligns its data
@@ -98,19 +98,18 @@ def signed(tensors: dict[str, Tensor], document: dict[str, Any]) -> bytes:
 
 
 def load(path: str | os.PathLike[str], model: Model) -> Model:
-    """Rebuild the compact network of a saved file from its dense definition `model`, which is left unchanged.
+    """Load a saved compact network. `model` is its dense definition, which is not changed.
 
-    `model` must be of the class, and built with the arguments, of the network that was pruned; its weights do not
-    matter. The result is on `model`'s device, in the saved dtype, and in eval mode. The suffix .safetensors is added
-    to a path without it.
+    `model` must have the class and the arguments of the network that was pruned, with any weights. The result is on the
+    device of `model`, in the saved dtype and in eval mode. The suffix .safetensors is added to `path` if missing.
     """
     check_is_module(model)
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if tensor.is_meta:
             raise ModelError(
-                f"`load` puts the weights on the device of `model`. Got '{name}' on the meta device, which holds no "
-                "data; build the model on a real device, or call model.to_empty(device=...) first (buffers that a "
-                "state_dict leaves out need their values then)."
+                f"`load` puts the weights on the device of `model`. Got '{name}' on the meta device, which has no "
+                "data; build the model on a real device, or call model.to_empty(device=...) first (non-persistent "
+                "buffers then need values)."
             )
     file = saved_path(path)
     document, header, content = _read(file)
@@ -128,13 +127,13 @@ def load(path: str | os.PathLike[str], model: Model) -> Model:
 
 
 def read_plans(path: str | os.PathLike[str]) -> list[PrunePlan]:
-    """Return the plans of a saved network, in the order in which they cut it."""
+    """Return the plans of a saved network, in order of application."""
     document, _, _ = _read(saved_path(path))
     return [PrunePlan.from_json(json.dumps(plan)) for plan in document["plans"]]
 
 
 def read_origin(path: str | os.PathLike[str]) -> Origin | None:
-    """Return the origin noted in a saved network; None if there is none."""
+    """Return the origin in a saved network; None if there is none."""
     try:
         found = _read(saved_path(path))[0]["origin"]
         return Origin(str(found["model"]), str(found["data"]), tuple(map(int, found["input_shape"])))
@@ -143,21 +142,21 @@ def read_origin(path: str | os.PathLike[str]) -> Origin | None:
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Return the state of `model`, which must be tensors with data: a weights file holds nothing else."""
+    """Return the state_dict of `model`; raise a ModelError unless it consists of tensors with data."""
     state = model.state_dict()
     for name, entry in state.items():
         if not isinstance(entry, Tensor) or entry.is_meta:
             owner = model.get_submodule(name.rpartition(".")[0])
             got = "a tensor on the meta device" if isinstance(entry, Tensor) else f"a {type(entry).__name__}"
             raise ModelError(
-                f"a saved network holds tensors with values only. Got {got} as '{name}' of a {type(owner).__name__}; "
-                "load the weights first, or let get_extra_state() return a tensor or nothing."
+                f"a saved network can only contain tensors with data. Got {got} as '{name}' of a "
+                f"{type(owner).__name__}; load the weights first, or let get_extra_state() return a tensor or nothing."
             )
     return state
 
 
 def _read(file: Path) -> tuple[dict[str, Any], dict[str, Any], bytes]:
-    """Return the document of a saved network, the header that it is in, and the content of the file."""
+    """Return the document of a saved network, the header of the file, and its content."""
     content = read_bytes(file, LARGEST_NETWORK)
     size = int.from_bytes(content[:8], "little")
     if size > len(content) - 8:
@@ -168,8 +167,8 @@ def _read(file: Path) -> tuple[dict[str, Any], dict[str, Any], bytes]:
         found, _ = (document["format"], document["version"]), document["plans"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise FileFormatError(
-            f"a saved network has its plans in its metadata. Got '{file}' without them: it was damaged, holds plain "
-            "weights, or another program wrote it."
+            f"a saved network has its plans in its metadata. Got '{file}' without them: it is damaged, contains plain "
+            "weights, or was written by another program."
         ) from error
     if found != (FORMAT, VERSION):
         raise FileFormatError(
@@ -180,7 +179,7 @@ def _read(file: Path) -> tuple[dict[str, Any], dict[str, Any], bytes]:
 
 
 def _digest(header: dict[str, Any], data: memoryview) -> str:
-    """Return the checksum of everything in the file but the checksum itself."""
+    """Return the checksum of the file without the checksum itself."""
     metadata = {key: value for key, value in header["__metadata__"].items() if key != CHECKSUM}
     text = json.dumps({**header, "__metadata__": metadata}, separators=(",", ":"), sort_keys=True)
     digest = hashlib.sha256(text.encode())
@@ -189,12 +188,12 @@ def _digest(header: dict[str, Any], data: memoryview) -> str:
 
 
 def _tie_again(compact: nn.Module, model: nn.Module) -> None:
-    """Share again the parameters that the dense definition shares between modules, unless a cut made them differ."""
+    """Restore the sharing of parameters between modules as in the dense definition, if they are still equal."""
     first: dict[int, str] = {}
     successors = dict(compact.named_parameters(remove_duplicate=False))
     for name, parameter in model.named_parameters(remove_duplicate=False):
         original = first.setdefault(id(parameter), name)
-        if original == name or original not in successors or name not in successors:  # the only one, or cut away
+        if original == name or original not in successors or name not in successors:  # not shared, or removed
             continue
         if torch.equal(successors[original], successors[name]):
             path, _, attribute = name.rpartition(".")

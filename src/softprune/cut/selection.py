@@ -1,4 +1,4 @@
-"""Choose the BatchNorms to prune, and show them: sites, frozen BatchNorms with reasons, what is left at best."""
+"""Select the BatchNorms to prune, and inspect a network: sites, frozen BatchNorms with reasons, smallest cost."""
 
 import fnmatch
 from collections.abc import Iterable
@@ -19,10 +19,10 @@ from softprune.masks import check_unmasked
 logger = get_logger(__name__)
 
 Globs = str | Iterable[str] | None
-"""Module names, with * and ? as wildcards."""
+"""Module names or glob patterns with * and ?."""
 NO_BATCHNORM = (
-    "This network has no BatchNorm, and softprune prunes by BatchNorms: their shift and scale say how likely a channel "
-    "is dead. Put BatchNorms between convolutions and activations, or use a variant of the network that has them."
+    "This network has no BatchNorm. softprune needs BatchNorms, whose shift and scale tell how likely a channel is "
+    "dead. Add BatchNorms between convolutions and activations, or use a variant of the network that has them."
 )
 KIND_WORDS = {"sum": "of a sum of BatchNorms", "linear": "without an activation", "stream": "of a residual stream"}
 
@@ -38,7 +38,7 @@ def read_graph(
 ) -> ChannelGraph:
     """Return the channel graph of `model` after a trial cut, with the selected sites whose channels can be removed.
 
-    `every_norm` adds BatchNorms that no activation follows, for methods that do not ask about it, and `kinds` adds
+    `every_norm` adds BatchNorms without a following activation, for methods that do not depend on it. `kinds` adds
     sites of the kinds "sum", "linear" and "stream"; see :mod:`softprune.graph.sites`.
     """
     check_unmasked(model, "a new pruner")
@@ -50,14 +50,14 @@ def read_graph(
 
 
 def nothing_to_prune(model: nn.Module, graph: ChannelGraph, chosen: bool) -> ModelError:
-    """Return the error for a network without a site, with the reasons, and the option that would help.
+    """Return the error for a network without sites, with the reasons and a remedy.
 
-    ``chosen``: the user includes or excludes BatchNorms, which may be the reason.
+    ``chosen``: whether the user includes or excludes BatchNorms, which may be the reason.
     """
     if not graph.frozen:
         return ModelError(NO_BATCHNORM)
     reasons = dict.fromkeys(f"'{item.name}': {item.reason}" for item in graph.frozen)
-    remedy = "Change `include` and `exclude`" if chosen else "docs/sites.md says which BatchNorms can be masked"
+    remedy = "Change `include` and `exclude`" if chosen else "docs/sites.md explains which BatchNorms can be masked"
     further = {} if chosen else graph.further_kinds()
     if further:
         counts = ", ".join(f'"{kind}" {count}' for kind, count in further.items())
@@ -68,13 +68,13 @@ def nothing_to_prune(model: nn.Module, graph: ChannelGraph, chosen: bool) -> Mod
 
 
 def _with_unread(graph: ChannelGraph, model: nn.Module) -> ChannelGraph:
-    """`graph` with what operators without a rule cost, such as products that no layer makes."""
+    """Add the cost of operators without a rule, such as products outside of layers, to `graph`."""
     if not any(isinstance(op, OpaqueOp) for op in graph.ops):
         return graph
     try:
         counted = cost(model, graph.example)
     except ModelError:
-        logger.debug("operators without a rule were not counted", exc_info=True)
+        logger.debug("could not count the cost of operators without a rule", exc_info=True)
         return graph
     written = sum(layer.written * len(layer.outputs) for layer in graph.layers)
     return replace(
@@ -89,7 +89,7 @@ def _listed(option: str, globs: str | Iterable[str]) -> list[str]:
     if listed is None or not all(isinstance(glob, str) for glob in listed):
         modules = any(isinstance(glob, nn.Module) for glob in listed or ())
         raise ConfigError(
-            f"`{option}` must be a module name or several, with * and ? as wildcards. "
+            f"`{option}` must be one or several module names or glob patterns with * and ?. "
             f"Got {'modules' if modules else repr(globs)}; pass a string or a list of strings, such as 'layer1.*' "
             "(model.named_modules() lists the names)."
         )
@@ -97,15 +97,15 @@ def _listed(option: str, globs: str | Iterable[str]) -> list[str]:
 
 
 def _chosen(graph: ChannelGraph, include: list[str] | None, exclude: list[str]) -> dict[str, str]:
-    """Sites to freeze -> why, by the user's globs."""
+    """Return the sites to freeze by the user's patterns, with the reasons."""
     known = [name for site in graph.sites for name in site.members]
     known += [frozen.name for frozen in graph.frozen]
     for option, globs in (("include", include or []), ("exclude", exclude)):
         for glob in globs:
             if not fnmatch.filter(known, glob):
                 raise ConfigError(
-                    f"`{option}` must name BatchNorms of the model. Got {glob!r}, which matches none; "
-                    f"there are {few_of(glob, known)}."
+                    f"`{option}` must match BatchNorms of the model. Got {glob!r}, which matches none; "
+                    f"BatchNorms are {few_of(glob, known)}."
                 )
     for glob in include or []:
         if glob in exclude:
@@ -113,7 +113,7 @@ def _chosen(graph: ChannelGraph, include: list[str] | None, exclude: list[str]) 
     left_out = {}
     for site in graph.sites:
         if include is not None and not _matches(site.members, include):
-            left_out[site.name] = "it is not among those you included"
+            left_out[site.name] = "you did not include it"
         elif _matches(site.members, exclude):
             whole = len(site.members) == 1
             left_out[site.name] = "you excluded it" if whole else "you excluded a BatchNorm of its site"
@@ -126,7 +126,7 @@ def _matches(names: Iterable[str], globs: Iterable[str]) -> bool:
 
 @dataclass(frozen=True)
 class Inspection:
-    """Every BatchNorm of a network, and how small the network can become. Prints as a table."""
+    """The BatchNorms of a network and its smallest possible cost. Prints as a table."""
 
     sites: tuple[Site, ...]
     frozen: tuple[Frozen, ...]
@@ -135,16 +135,16 @@ class Inspection:
     macs: int
     params: int
     floor_macs: int
-    """MACs left if every site went to its floor."""
+    """MACs if every site is cut to its floor."""
     floor_params: int
     unknown_operators: dict[str, str]
-    """Operators without a rule that freeze channels -> a place where they stand."""
+    """Maps operators without a rule that freeze channels to a source location."""
     unreached: tuple[str, ...]
-    """Parameters that the example does not lead to; what they would read may be cut away."""
+    """Parameters that the forward pass on the example does not use. Channels that only they read may be removed."""
     size_dependence: str
-    """The first operator that another input size changes; empty where none is known."""
+    """The first operator that depends on the input size; empty if there is none."""
     available: dict[str, int]
-    """Kinds of sites that were not requested -> frozen BatchNorms that they would mask."""
+    """Maps kinds of sites that were not requested to the number of frozen BatchNorms that they would mask."""
 
     def __str__(self) -> str:
         if not self.sites and not self.frozen:
@@ -160,15 +160,15 @@ class Inspection:
         lines = [f"{name:<{longest}}  {width:>5}  {state}" for name, width, state in rows]
         lines += [f"operator without a rule: {op} in {place}" for op, place in self.unknown_operators.items()]
         if any(not operator.startswith("aten.") for operator in self.unknown_operators):
-            lines.append("softprune.graph.add_operator gives an operator of your own a rule (docs/sites.md)")
+            lines.append("softprune.graph.add_operator adds a rule for a custom operator (docs/sites.md)")
         if self.unreached:
             shown = first_few(self.unreached)
-            lines.append(f"not reached by the example, so that what they read may be cut away: {shown}")
+            lines.append(f"not used by the example, so channels that only these read may be removed: {shown}")
         if self.size_dependence:
             lines.append(f"forward() depends on the input size ({self.size_dependence}): verify cuts at each size")
         if self.available:
             more = ", ".join(f'"{kind}" masks {count}' for kind, count in self.available.items())
-            lines.append(f"of the frozen BatchNorms site_kinds={more} more")
+            lines.append(f"further sites with site_kinds: {more} of the frozen BatchNorms")
         channels = sum(site.width for site in self.sites)
         lines.append(
             f"{len(self.sites)} sites with {channels:,} channels, {len(self.frozen)} frozen. "
@@ -177,7 +177,7 @@ class Inspection:
         )
         return "\n".join(lines)
 
-    __repr__ = __str__  # what a notebook shows
+    __repr__ = __str__  # for notebooks
 
 
 def _described(site: Site, name: str, required: frozenset[str]) -> str:
@@ -200,16 +200,16 @@ def inspect(
     exclude: Globs = None,
     site_kinds: Iterable[str] = KINDS,
 ) -> Inspection:
-    """Read `model` through one call on `example` and return what softprune could prune of it.
+    """Trace `model` on `example` and return which BatchNorms can be pruned, and why the others cannot.
 
     Args:
-        model: Any network. It is left exactly as it was.
-        example: What the model is called with: a tensor, a tuple of arguments, or (args, kwargs).
-        include: Only these BatchNorms, by name with wildcards.
-        exclude: Not these.
-        site_kinds: Kinds of sites beside BatchNorms that an activation reads: "sum" (BatchNorms that are added and then
-            activated), "linear" (BatchNorms without an activation), "stream" (all BatchNorms that write one residual
-            stream). The default is that of a target; a fixed strength masks `("sum",)`.
+        model: Any network. It is not changed.
+        example: An input of the model: a tensor, a tuple of arguments, or (args, kwargs).
+        include: Names or glob patterns of BatchNorms to prune.
+        exclude: Names or glob patterns of BatchNorms not to prune.
+        site_kinds: Kinds of sites in addition to BatchNorms followed by an activation: "sum" (BatchNorms that are added
+            before an activation), "linear" (BatchNorms without an activation), "stream" (all BatchNorms that write to a
+            residual stream). The default is the same as with a target; with a strength, it is `("sum",)`.
     """
     graph = read_graph(model, example, include=include, exclude=exclude, kinds=site_kinds)
     floor = make_plan(graph, model, floor_masks(graph))

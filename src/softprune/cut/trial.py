@@ -1,8 +1,8 @@
-"""Cut a copy of the network before training, and freeze what does not come out equal.
+"""Trial cuts of a copy of the network before training: freeze sites that cannot be cut exactly.
 
-``x.view(b, 2, c // 2, h, w)`` and ``x.view(b, 2, 58, h, w)`` look the same to torch.export, and no rule knows every way
-to write a forward(). So one copy in float64 is cut with two sets of masks, a random half of all channels and everything
-at its floor, and compared with the masked copy: before a GPU-hour is spent, not after.
+``x.view(b, 2, c // 2, h, w)`` and ``x.view(b, 2, 58, h, w)`` look the same to torch.export, and no set of rules covers
+all ways to write a forward(). A float64 copy is therefore cut with several sets of random masks and with all sites at
+their floors, and compared with the masked copy, so that a network that cannot be cut fails before training.
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ from softprune.module_state import attributes_kept
 logger = get_logger(__name__)
 
 TOLERANCES = {torch.float32: 1e-4, torch.float64: 1e-8}
-"""Relative to the largest output. A wrong cut differs by about the size of the outputs themselves."""
+"""Tolerance relative to the largest output. The outputs of a wrong cut differ by about their own scale."""
 NONDETERMINISTIC = {"cpu": 1e-6, "cuda": 1e-5}
-"""The tolerance between two calls of one network, by device: a GPU may sum in another order."""
+"""Tolerance between two calls of the same network, by device: a GPU may sum in a different order."""
 FEW = 0.4
-"""The share of the channels that the second mask set of a trial keeps, anywhere."""
+"""Share of the channels that the second mask set of a trial keeps, chosen at random."""
 NEAR_ZERO = 1e-2
-"""Parameters below this everywhere are perturbed: what follows them would reach no output."""
+"""Parameters with all values below this are perturbed, since the layers before them would not affect the outputs."""
 
 Suspect = str | tuple[UnprovenSize, ...]
-"""A site that may be impossible to cut, or the explicit sizes that one piece of code names."""
+"""A site that it may be impossible to cut, or the explicit sizes in one code location."""
 
 
 @one_thread()
 def trial_cut(graph: ChannelGraph, model: nn.Module) -> ChannelGraph:
-    """Return `graph` with everything frozen that a trial shows to be impossible to cut."""
+    """Return `graph` with all sites frozen that cannot be cut exactly in a trial."""
     if not graph.sites or any(parameter.is_meta for parameter in model.parameters()):
         return graph
     trial = _Trial(graph, model)
@@ -67,12 +67,12 @@ def trial_cut(graph: ChannelGraph, model: nn.Module) -> ChannelGraph:
     for size in graph.unproven_sizes:
         by_code.setdefault(size.code, []).append(size)
     codes = [tuple(sizes) for sizes in by_code.values()]
-    # A size counts only where sites do not fail without it; first those that most sites depend on.
+    # Test sites before sizes, and first the sizes on which the most sites depend.
     codes.sort(key=lambda sizes: len(_frozen(graph, {sizes: ""}).sites))
     suspects: list[Suspect] = [*(site.name for site in graph.sites), *codes]
     misread = trial.failure(_frozen(graph, dict.fromkeys(suspects, "")))
     if misread is not None:
-        reason = f"softprune misreads this network: with nothing masked its cut failed ({misread}); please report it"
+        reason = f"softprune misreads this network: its cut failed without any masks ({misread}); please report it"
         logger.warning("softprune: %s: %s", type(model).__name__, reason)
         return graph.freeze(np.arange(len(graph.classes)), reason)
     return _frozen(graph, _causes(trial, graph, suspects, {}))
@@ -81,9 +81,9 @@ def trial_cut(graph: ChannelGraph, model: nn.Module) -> ChannelGraph:
 def _causes(
     trial: _Trial, graph: ChannelGraph, suspects: Sequence[Suspect], frozen: dict[Suspect, str]
 ) -> dict[Suspect, str]:
-    """Return which `suspects` cannot be cut together with all that is not `frozen`, by bisection, with the reason.
+    """Find by bisection which `suspects` cannot be cut, given those that are `frozen`; return them with reasons.
 
-    With all of them frozen the cut is exact.
+    If all suspects are frozen, the cut is exact.
     """
     failure = trial.failure(_frozen(graph, frozen))
     if failure is None:
@@ -96,7 +96,7 @@ def _causes(
 
 
 def _frozen(graph: ChannelGraph, suspects: dict[Suspect, str]) -> ChannelGraph:
-    """Return `graph` without these sites, and without those whose number of channels these explicit sizes fix."""
+    """Return `graph` with these sites frozen, and with those whose number of channels is fixed by these sizes."""
     for suspect in suspects:
         for size in () if isinstance(suspect, str) else suspect:
             graph = graph.freeze(size.atoms, f"its channels cannot be cut: {size.reason}")
@@ -106,7 +106,7 @@ def _frozen(graph: ChannelGraph, suspects: dict[Suspect, str]) -> ChannelGraph:
 
 @contextmanager
 def masks_on(model: nn.Module, masks: Mapping[str, Tensor]) -> Iterator[None]:
-    """Mask the BatchNorms of a plain model with fixed masks; remove the masks on exit."""
+    """Apply fixed masks to the BatchNorms of a plain model; remove them on exit."""
     mask_sites_(model, masks)
     try:
         yield
@@ -115,16 +115,16 @@ def masks_on(model: nn.Module, masks: Mapping[str, Tensor]) -> Iterator[None]:
 
 
 class _Trial:
-    """A copy of the network whose BatchNorms and zero parameters are perturbed, so that every channel has an effect.
+    """A copy of the network with perturbed BatchNorms and zero parameters, so that every channel has an effect.
 
-    It has been called in training mode, for the caches and buffers that a network makes then.
+    It has been run in training mode, since networks may create caches and buffers then.
     """
 
     def __init__(self, graph: ChannelGraph, model: nn.Module) -> None:
         generator = torch.Generator().manual_seed(0)
-        # The further back, the more is dropped: a share of the width ends at another channel after the cut.
+        # Drop more of the last channels, so that a slice by a share of the width covers other channels after the cut.
         masks = {s.name: torch.rand(s.width, generator=generator) < torch.linspace(1, 0, s.width) for s in graph.sites}
-        # Of pieces that must stay equally wide one may be whole there, so that the cut changes no width.
+        # With the first masks, a piece that must be as wide as others may be kept whole, and no width would change.
         few = {s.name: torch.rand(s.width, generator=generator) < FEW for s in graph.sites}
         required = required_sites(graph)
         few = {name: mask if mask.any() or name not in required else ~mask for name, mask in few.items()}
@@ -139,11 +139,11 @@ class _Trial:
         self._training = self._training_shapes()
 
     def failure(self, graph: ChannelGraph) -> str | None:
-        """Describe why a cut of all sites of `graph` is not exact; None if it is."""
+        """Return why a cut of all sites of `graph` is not exact; None if it is."""
         for number, masks in enumerate(self._mask_sets):
             failure = self._failure(graph, {site.name: masks[site.name] for site in graph.sites})
             if failure is not None:
-                self._mask_sets.insert(0, self._mask_sets.pop(number))  # it probably fails again
+                self._mask_sets.insert(0, self._mask_sets.pop(number))  # the most likely to fail next time
                 return failure
         return None
 
@@ -151,22 +151,22 @@ class _Trial:
         with masks_on(self._copy, graph.member_masks(masks)):
             expected = outputs_of(self._copy, self._input)
         plan = make_plan(graph, self._copy, masks)
-        with attributes_kept(self._copy):  # a copy for every cut would take as long as all the rest
+        with attributes_kept(self._copy):  # a new copy for every cut would double the time
             cut_(plan, self._copy)
             try:
                 got = outputs_of(self._copy, self._input)
-                # Auxiliary heads, and buffers that follow features, show in training mode alone.
+                # Auxiliary heads, and buffers with the shape of features, only matter in training mode.
                 training = None if self._training is None else self._training_shapes(fails=True)
-            except Exception as error:  # from forward(), which may do anything
+            except Exception as error:  # forward() may raise anything
                 logger.debug("the trial cut failed", exc_info=True)
                 return f"{type(error).__name__}: {first_line(error)}"
         if training != self._training:
-            return f"in training mode outputs became {training}, and were {self._training}"
+            return f"in training mode the outputs have shapes {training} instead of {self._training}"
         difference, scale = compare(by_sample(expected, self._input), by_sample(got, self._input))
         return None if difference <= self._tolerance * scale else _described(difference, scale)
 
     def _attempts(self, given: Example, masks: dict[str, Tensor]) -> Iterator[tuple[nn.Module, Example]]:
-        """Yield masked copies in float64, or another dtype where forward() takes it only, and inputs for them."""
+        """Yield masked copies in float64 and float32, each with a small and the given input, in order of preference."""
         own = self._copy
         for self._convert_ in (nn.Module.double, nn.Module.float):
             copy = self._convert_(plain_copy(own))
@@ -176,7 +176,7 @@ class _Trial:
             yield copy, example
 
     def _check_equal(self, outputs: list[Tensor], masks: dict[str, Tensor], model: nn.Module) -> None:
-        """Raise unless a copy of the masked copy gives the same `outputs`, and without the parameters of `model`."""
+        """Raise a ModelError unless another copy gives the same `outputs` without reading parameters of `model`."""
         name, twin = type(self._copy).__name__, self._convert_(plain_copy(self._copy, share=True))
         foreign: list[str] = []
         mask_sites_(twin, masks)
@@ -189,7 +189,7 @@ class _Trial:
         if foreign:
             raise ModelError(
                 f"a copy of a network must compute with its own parameters. A copy of this {name} reads "
-                f"{few_of('', foreign)} of the original: its forward() calls a function that keeps the original's "
+                f"{few_of('', foreign)} of the original: its forward() calls a function that references the original "
                 "modules, such as `model.forward = lambda x: ...` or a lambda stored on a module. Write it as a method "
                 "of a module instead."
             )
@@ -197,14 +197,14 @@ class _Trial:
             return
         raise ModelError(
             "a network and its copy must give the same outputs for the same input in eval mode. Two copies of this "
-            f"{name} differed: {shown}. Remove the randomness from forward(), or let it draw in training mode only; "
-            "let copy.deepcopy copy all that forward() depends on."
+            f"{name} differed: {shown}. Remove randomness from forward() in eval mode, and make sure that "
+            "copy.deepcopy copies everything that forward() depends on."
         )
 
     def _training_shapes(self, *, fails: bool = False) -> list[tuple[int, ...]] | None:
-        """Return the shapes of the outputs in training mode, None where the network does not run in it.
+        """Return the shapes of the outputs in training mode; None if it fails, for example without targets.
 
-        It may need targets, for example. Where it did run, an error of another call is passed on (`fails`).
+        With `fails`, the error is raised if the network ran in training mode before.
         """
         cuda = [parameter.device for parameter in self._copy.parameters() if parameter.is_cuda][:1]
         try:
@@ -219,7 +219,7 @@ class _Trial:
 
 
 def _perturb_(model: nn.Module, generator: torch.Generator) -> None:
-    """Add noise to every BatchNorm, and to parameters that are zero, such as a layer scale at its start."""
+    """Add noise to all BatchNorms, and to parameters that are (nearly) zero, such as a new layer scale."""
 
     def perturb_(tensor: Tensor | None) -> None:
         if tensor is not None:
@@ -233,7 +233,7 @@ def _perturb_(model: nn.Module, generator: torch.Generator) -> None:
     own = {id(parameter) for module in norms for parameter in module.parameters()}
     for parameter in model.parameters():
         is_weight = id(parameter) not in own and parameter.is_floating_point() and parameter.numel()
-        # A few values mostly decide, and large networks have many.
+        # For speed, test the first 1,024 values before all of them.
         parts = (parameter.detach().reshape(-1)[:1024], parameter.detach()) if is_weight else ()
         if parts and all(float(part.abs().max()) < NEAR_ZERO for part in parts):
             perturb_(parameter)

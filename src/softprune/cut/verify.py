@@ -1,4 +1,4 @@
-"""Verify a cut: the compact network computes what the masked network computes, in float64 and in its own precision."""
+"""Verify a cut: compare compact and masked network in float64 and in their own precision."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,15 +23,15 @@ from softprune.module_state import state_kept
 Resize = Callable[[int], int]
 
 SCALES = (1.0, 30.0, 0.1)
-"""The samples of a random input have these scales in turn: a cut may be exact only near inputs of one scale."""
+"""Scales of the samples of a random input, in turn: a wrong cut may be exact for inputs of a single scale."""
 BESIDE_EXAMPLE = (30.0, 0.1, 1.0)
-"""The scales of samples that are compared beside the example, which has its own."""
+"""Scales of random samples that are compared in addition to the example, which has its own scale."""
 
 
 def random_inputs(example: Example, seed: int) -> Iterator[Example]:
-    """Yield random inputs of another batch size, in order of preference: small, larger, as large as `example`.
+    """Yield random inputs of another batch size, in order of preference: smaller, larger, and the size of `example`.
 
-    The last one has the batch size of `example`, for networks that take no other.
+    The last one also has the batch size of `example`, for networks with a fixed batch size.
     """
     batch = example.batch_size()
     base = example if batch is None else example.with_batch(2 if batch != 2 else 3)
@@ -42,10 +42,10 @@ def random_inputs(example: Example, seed: int) -> Iterator[Example]:
 
 
 def noise(example: Example, seed: int, resize: Resize | None = None, scales: Sequence[float] = SCALES) -> Example:
-    """Return `example` with random numbers in its floating tensors, sample by sample in the `scales`.
+    """Replace the floating-point tensors of `example` by random numbers; samples have the `scales` in turn.
 
-    A tensor without dimensions, such as a temperature, is kept. `resize` gives each spatial size. A volume is never
-    enlarged: its cost grows with the cube of its sizes.
+    Scalar tensors, such as a temperature, are kept. `resize` maps each spatial size to a new one. Volumes are never
+    enlarged, since their cost grows with the cube of the size.
     """
     batched = example.batch_size() is not None
     generator = torch.Generator().manual_seed(seed)
@@ -68,7 +68,7 @@ def noise(example: Example, seed: int, resize: Resize | None = None, scales: Seq
 
 
 def shapes_of(example: Example) -> str:
-    """Return the shapes of the inputs for a message."""
+    """Format the shapes of the inputs for a message."""
     return ", ".join("x".join(map(str, tensor.shape)) or "scalar" for tensor in example.tensors())
 
 
@@ -87,9 +87,9 @@ def larger(size: int) -> int:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Run on one thread. With more, each of many small operations waits for the slowest thread, on a busy machine a
-    hundred times longer."""
-    # One after another: threads that start meanwhile would find 1, and restore it.
+    """Use one CPU thread. With more, each of many small operations waits for the slowest thread, which takes up to a
+    hundred times longer on a busy machine."""
+    # Not concurrently: another thread would find the number 1 and restore it.
     with PROCESS_WIDE:
         found = torch.get_num_threads()
         torch.set_num_threads(1)
@@ -103,25 +103,25 @@ def one_thread() -> Iterator[None]:
 
 
 def outputs_of(model: nn.Module, example: Example) -> list[Tensor]:
-    """Return copies of all tensors that one call of `model` returns. In-place changes of inputs affect copies only."""
+    """Call `model` on a copy of `example` and return copies of all output tensors."""
     call = example.map(torch.clone)
     with torch.no_grad():
         output = model(*call.args, **call.kwargs)
-    # Not the tensors themselves: they may be buffers, which the next call writes to.
+    # Outputs may be buffers that the next call overwrites.
     return [leaf.clone() for leaf in leaves_of(output) if isinstance(leaf, Tensor)]
 
 
 def are_finite(outputs: Iterable[Tensor]) -> bool:
-    """Return whether there is a finite number among the outputs: without one, a comparison proves nothing."""
+    """Return whether any output value is finite. Otherwise, a comparison would be meaningless."""
     return any(bool(output.isfinite().any()) for output in outputs)
 
 
 def first_taken(attempts: Iterable[tuple[nn.Module, Example]]) -> tuple[nn.Module, Example, list[Tensor]]:
-    """Return the first network and input that go together, with the outputs, which are not all infinite or NaN."""
+    """Return the first pair of network and input that runs and has finite outputs, together with the outputs."""
     for model, example in attempts:
         try:
             outputs = outputs_of(model, example.to_model(model))
-        except Exception as error:  # it does not take this size, or this precision
+        except Exception as error:  # the network may not accept this size or dtype
             failure = f"{type(error).__name__} from a {type(model).__name__}: {error}"
             continue
         if are_finite(outputs):
@@ -137,7 +137,7 @@ def first_taken(attempts: Iterable[tuple[nn.Module, Example]]) -> tuple[nn.Modul
 
 
 def by_sample(outputs: Sequence[Tensor], example: Example) -> list[Tensor]:
-    """Split outputs with a batch dimension into samples, each of which then has its own scale in :func:`compare`."""
+    """Split outputs with a batch dimension into samples, so that :func:`compare` uses the scale of each sample."""
     batch = example.batch_size()
     pieces: list[Tensor] = []
     for output in outputs:
@@ -148,8 +148,8 @@ def by_sample(outputs: Sequence[Tensor], example: Example) -> list[Tensor]:
 def outputs_and_foreign(model: nn.Module, example: Example, *originals: nn.Module) -> tuple[list[Tensor], list[str]]:
     """Return the outputs of `model`, and the names of the parameters of `originals` that the call reads.
 
-    A deep copy shares what it cannot copy: functions, and the modules that they keep. Such a copy computes with the
-    layers of the original.
+    A deep copy shares functions with the original. If such a function references modules, the copy computes with the
+    modules of the original.
     """
     own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     with _StorageReads() as reads:
@@ -165,7 +165,7 @@ def outputs_and_foreign(model: nn.Module, example: Example, *originals: nn.Modul
 
 
 class _StorageReads(TorchDispatchMode):
-    """Notes the storage of every tensor that an operator reads."""
+    """Records the storage of every tensor that an operator reads."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -177,7 +177,7 @@ class _StorageReads(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def _note(self, values: Sequence[Any]) -> None:
-        for value in values:  # operators take tensors and lists of them, so that pytree's generality is not needed
+        for value in values:  # operators take only tensors and lists of tensors, so pytree is not needed
             if isinstance(value, Tensor):
                 if value.layout == torch.strided:
                     self.pointers.add(value.untyped_storage().data_ptr())
@@ -186,27 +186,26 @@ class _StorageReads(TorchDispatchMode):
 
 
 FAINT = 1e-5
-"""The scale of an output is at least this share of the largest output's scale."""
+"""Minimum scale of an output, as a share of the scale of the largest output."""
 
 
 def compare(expected: Sequence[Tensor], got: Sequence[Tensor]) -> tuple[float, float]:
-    """Return (difference, scale) of the output that differs most, relative to its own scale.
+    """Return (difference, scale) of the output with the largest difference relative to its own scale.
 
-    Infinities and NaNs must be the same ones; the difference is infinite where they, the shapes or the number of
-    outputs differ.
+    The difference is infinite if the number of outputs, their shapes, or the positions of infinities and NaNs differ.
     """
     if len(expected) != len(got) or any(a.shape != b.shape for a, b in zip(expected, got, strict=True)):
         return math.inf, 1.0
     pairs = [_difference(a.double(), b.double()) for a, b in zip(expected, got, strict=True) if a.numel()]
     if not pairs:
         return 0.0, 0.0
-    # An output that cancels to nearly zero beside large ones has their rounding errors.
+    # An output that is nearly zero by cancellation has the rounding errors of larger values.
     least = FAINT * max(scale for _, scale in pairs)
     return worst_of((difference, max(scale, least)) for difference, scale in pairs)
 
 
 def worst_of(pairs: Iterable[tuple[float, float]]) -> tuple[float, float]:
-    """Return the (difference, scale) whose difference is the largest share of its scale."""
+    """Return the (difference, scale) with the largest difference relative to its scale."""
     return max(pairs, key=lambda pair: pair[0] / max(pair[1], 1e-30))
 
 
@@ -224,42 +223,42 @@ def _difference(expected: Tensor, got: Tensor) -> tuple[float, float]:
 # --- the proof --------------------------------------------------------------------------------------------------------
 
 TOLERANCE = 1e-10
-"""Largest difference allowed in float64, relative to the largest output."""
+"""Maximum difference in float64, relative to the largest output."""
 OWN_TOLERANCE = 1e-5
-"""The same for networks that run in their own dtype only."""
+"""The same for networks that only run in their own dtype."""
 CONSTANT = 1e-9
-"""Outputs for different samples that are closer, relative to the largest, are the same."""
+"""Outputs for different samples count as equal if they differ by less than this, relative to the largest."""
 ROUNDINGS, TIMES_MASKED = 8, 8
-"""In its own precision a compact network may be off by this many units of rounding, or by this multiple of what the
-masked network is off by in the same precision."""
+"""In its own precision, the error of a compact network may be this many rounding units, or this multiple of the error
+of the masked network in the same precision."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The largest difference between a network and another one, or another runtime."""
+    """The largest difference between the outputs of two networks or runtimes."""
 
     max_difference: float
-    """That of the output that differs most, over all inputs."""
+    """Difference of the output that differs most relative to its scale, over all inputs."""
     scale: float
-    """Largest value of that output in the network."""
+    """Largest value of that output."""
     inputs: tuple[str, ...]
     """Shapes of the inputs."""
 
 
 @dataclass(frozen=True)
 class Certificate(Comparison):
-    """What of a masked and a compact network was compared, and how close it was."""
+    """Result of the comparison of a masked and a compact network."""
 
     tolerance: float = TOLERANCE
     dtype: str = "float64"
     own_dtype: str | None = None
-    """The network's own precision; None where it is `dtype`, or where the masked network does not run in it."""
+    """The network's own dtype; None if it is `dtype`, or if the masked network does not run in it."""
     own_difference: float | None = None
-    """Largest difference between the compact network in its own precision and the float64 outputs, by their scale."""
+    """Largest difference of the compact network in its own dtype from the float64 outputs, relative to their scale."""
     own_masked: float | None = None
-    """The same of the masked network: what the precision itself costs."""
+    """The same for the masked network: the error due to the precision alone."""
     varies: bool = True
-    """Whether outputs for different random samples differ; True where the network took no batch of them."""
+    """Whether the outputs differ between random samples; True if the network does not accept a batch of them."""
 
     def __str__(self) -> str:
         own = (
@@ -277,12 +276,11 @@ class Certificate(Comparison):
 def verify(
     masked: nn.Module, compact: nn.Module, example: ExampleLike, *, tolerance: float = TOLERANCE, seed: int = 0
 ) -> Certificate:
-    """Compare both networks in eval mode on `example` and on a random input of another size.
+    """Compare two networks in eval mode; raise a VerificationError if their outputs differ.
 
-    They are compared in float64, and then each in its own precision with the outputs in float64. The random input also
-    has another batch size, and samples of several scales. A network whose forward() runs in its own dtype only is
-    compared in that dtype, to `OWN_TOLERANCE`. Raise a VerificationError where they differ. Neither network is
-    changed.
+    They are compared in float64, on `example` and on random inputs of another size and batch size, with samples of
+    several scales. Then the compact network in its own precision is compared with the outputs in float64. If forward()
+    only runs in its own dtype, they are compared in that dtype, with `OWN_TOLERANCE`. Neither network is changed.
     """
     for network in (masked, compact):
         check_is_module(network)
@@ -294,14 +292,14 @@ def verify(
 def cut_and_verify(
     plan: PrunePlan, network: nn.Module, masks: Mapping[str, Tensor], example: ExampleLike
 ) -> tuple[nn.Module, Certificate]:
-    """Return `network` cut by `plan`, with the certificate that it equals `network` with hard `masks`."""
+    """Cut `network` by `plan`; return the compact network and the certificate of its equality under hard `masks`."""
     plan.check_fits(network)
 
     def change_(compact: nn.Module) -> None:
-        plan.check_fits(compact)  # a __deepcopy__ of the network's own may have built another network
+        plan.check_fits(compact)  # a custom __deepcopy__ may have built a different network
         cut_(plan, compact)
 
-    # A site's mask holds for all of its BatchNorms.
+    # The mask of a site applies to all of its BatchNorms.
     return changed_and_verified(network, change_, example, {**plan.masks(), **masks})
 
 
@@ -309,10 +307,10 @@ def cut_and_verify(
 def changed_and_verified(
     network: nn.Module, change_: Callable[[nn.Module], None], example: ExampleLike, masks: Mapping[str, Tensor]
 ) -> tuple[nn.Module, Certificate]:
-    """Return a copy of `network` that `change_` changed, with the certificate that it equals `network` with `masks`.
+    """Apply `change_` to a copy of `network`; return it with the certificate that it equals `network` with `masks`.
 
-    One copy is changed in float64, where constants fold without rounding, and compared; that copy is converted to the
-    network's own dtypes, compared again and returned.
+    The copy is changed in float64, where folding constants is exact, and compared. Then it is converted to the dtypes
+    of the network, compared again, and returned.
     """
     own, reference = plain_copy(network, share=True), plain_copy(network)
     for copy in (own, reference):
@@ -326,16 +324,16 @@ def changed_and_verified(
 
 
 def _narrow_(compact: nn.Module, network: nn.Module) -> None:
-    """Convert the floating tensors of `compact`, which was cut in float64, to the dtypes that `network` has them in.
+    """Convert the floating-point tensors of `compact`, which was cut in float64, to the dtypes of `network`.
 
-    What a cut adds (biases, outputs of removed layers and branches) has the dtype of the weights there.
+    Tensors added by the cut (biases, constant outputs of layers and branches) get the dtype of the weights there.
     """
     named = (network.named_parameters(remove_duplicate=False), network.named_buffers(remove_duplicate=False))
     dtypes = {name: tensor.dtype for tensors in named for name, tensor in tensors}
 
     def own(path: str, name: str, tensor: Tensor) -> Tensor:
         while path and not any(each.startswith(f"{path}.") for each in dtypes):
-            path = path.rpartition(".")[0]  # of what a cut put in the place of a branch
+            path = path.rpartition(".")[0]  # a module that replaces a branch
         prefix = f"{path}." if path else ""
         inside = (dtype for each, dtype in dtypes.items() if each.startswith(prefix) and dtype.is_floating_point)
         dtype = dtypes.get(prefix + name) or dtypes.get(f"{prefix}weight") or next(inside, tensor.dtype)
@@ -344,49 +342,49 @@ def _narrow_(compact: nn.Module, network: nn.Module) -> None:
     for path, module in compact.named_modules():
         for name, parameter in module._parameters.items():
             if parameter is not None:
-                parameter.data = own(path, name, parameter.data)  # stays one where modules share it
+                parameter.data = own(path, name, parameter.data)  # keeps parameters shared between modules
         for name, buffer in module._buffers.items():
             if buffer is not None:
                 module._buffers[name] = own(path, name, buffer)
 
 
 def _differ(tensors: Iterable[Tensor], batch: int | None) -> list[bool]:
-    """Return for each floating tensor of a whole batch whether its samples differ."""
+    """Return for each floating-point tensor with a batch dimension whether its samples differ."""
     samples = [each for each in tensors if each.is_floating_point() and each.numel() and each.ndim and batch != 1]
     samples = [each for each in samples if len(each) == batch]
     return [bool((each - each[:1]).abs().max() > CONSTANT * each.abs().max()) for each in samples]
 
 
 class _Proof:
-    """What a masked network gives in float64, or in its own dtype where it runs in no other.
+    """Reference outputs of a masked network, in float64 or, if it only runs in its own dtype, in that.
 
     Args:
         own: A copy of the masked network, which is only called.
-        reference: Another one, with parameters of its own.
-        example: What they are called with.
-        tolerance: Largest difference allowed, relative to the largest output.
-        seed: That of the random input.
+        reference: Another copy, which is converted to float64.
+        example: An input of the network.
+        tolerance: Maximum difference, relative to the largest output.
+        seed: Seed of the random inputs.
     """
 
     def __init__(self, own: nn.Module, reference: nn.Module, example: ExampleLike, tolerance: float, seed: int) -> None:
         self._own = own.eval()
-        # Inputs that the own precision holds without rounding.
+        # Convert inputs to the own precision first, so that both precisions get the same values.
         given = Example.of(example).to_model(own)
-        # More than two samples take time and show nothing new, but some networks take one batch size only.
+        # Two samples are sufficient, but some networks require the batch size of the example.
         networks, inputs = (reference.double().eval(), self._own), (given.first(2), given)
         network, taken, outputs = first_taken((each, attempt) for each in networks for attempt in inputs)
         self._expected = [(taken, outputs)]
-        with suppress(ModelError):  # it takes no other input
+        with suppress(ModelError):  # the network accepts no other input
             self._expected.append(first_taken((network, drawn) for drawn in random_inputs(taken, seed))[1:])
         self._wide = network is reference
         self._tolerance = tolerance if self._wide else max(tolerance, OWN_TOLERANCE)
 
     def widened(self, copy: nn.Module) -> nn.Module:
-        """Convert a copy of the network to the precision in which it is compared, and return it."""
+        """Convert a copy of the network to the dtype of the comparison, and return it."""
         return copy.double() if self._wide else copy
 
     def compare(self, compact: nn.Module, originals: Sequence[nn.Module]) -> Certificate:
-        """Compare `compact`, which may read no parameter of the `originals`, with the masked network."""
+        """Compare `compact` with the masked network, and check that it reads no parameters of `originals`."""
         found = []
         for example, expected in self._expected:
             shape = shapes_of(example)
@@ -395,19 +393,20 @@ class _Proof:
                     got, foreign = outputs_and_foreign(compact.eval(), example.to_model(compact), *originals)
             except Exception as error:
                 raise VerificationError(
-                    f"a compact network must run wherever the masked one does. Got {type(error).__name__} on input "
+                    f"a compact network must run on all inputs of the masked one. Got {type(error).__name__} on input "
                     f"{shape}: {error}. Nothing was changed; please report the network."
                 ) from error
             if foreign:
                 raise VerificationError(
                     "a compact network must compute with its own parameters. Got one that reads "
-                    f"{few_of('', foreign)} of the original: a function in its forward() keeps the original's modules, "
-                    "such as `model.forward = lambda x: ...`. Nothing was changed; write it as a method of a module."
+                    f"{few_of('', foreign)} of the original: a function in its forward() references the original "
+                    "modules, such as `model.forward = lambda x: ...`. Nothing was changed; write it as a method of a "
+                    "module."
                 )
             difference, size = compare(by_sample(expected, example), by_sample(got, example))
             if not difference <= self._tolerance * size:
                 raise VerificationError(
-                    f"a compact network must equal the masked one to {self._tolerance:g} of its output. Got a "
+                    f"a compact network must equal the masked one within {self._tolerance:g} of its output. Got a "
                     f"difference of {difference:.3g} at output scale {size:.3g} on input {shape}. "
                     "Nothing was changed; please report the network."
                 )
@@ -418,7 +417,7 @@ class _Proof:
         return replace(made, varies=self._varies())
 
     def _varies(self) -> bool:
-        """Return whether outputs depend on the input, where samples that differ tell."""
+        """Return whether the outputs depend on the input, as far as samples that differ show it."""
         told = []
         for example, outputs in self._expected:
             results = _differ(outputs, example.batch_size())
@@ -429,8 +428,8 @@ class _Proof:
     def compare_rounded(self, compact: nn.Module, found: Certificate) -> Certificate:
         """Compare `compact` in its own precision with the outputs in float64, and return the completed certificate.
 
-        Precision limits the masked network as well: what it is off by is the measure. Samples of which it gives
-        infinity or NaN, where float64 does not, are left out.
+        The tolerance depends on the error of the masked network in the same precision. Samples for which the masked
+        network gives infinity or NaN in this precision, but not in float64, are left out.
         """
         dtypes = [p.dtype for p in self._own.parameters() if p.is_floating_point()]
         lowest = max(dtypes, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float64)
@@ -442,15 +441,15 @@ class _Proof:
             try:
                 masked = by_sample(outputs_of(self._own, call), example)
             except Exception:
-                return found  # no kernel of this device takes the dtype
+                return found  # the device has no kernels for this dtype
             with state_kept(compact):
                 got = by_sample(outputs_of(compact.eval(), call), example)
             finite = [compare([a], [b])[0] < math.inf for a, b in zip(expected, masked, strict=True)]
             if not any(finite):
                 raise VerificationError(
                     f"a network must give finite outputs in its own precision. Got infinity or NaN in {lowest} on "
-                    f"input {shapes_of(example)}, but not in float64. Look at its weights, or prune it "
-                    "in a wider precision, such as model.float()."
+                    f"input {shapes_of(example)}, but not in float64. Check its weights, or prune it in a higher "
+                    "precision, such as model.float()."
                 )
             for name, other in (("masked", masked), ("compact", got)):
                 chosen = zip(*((a, b) for a, b, use in zip(expected, other, finite, strict=True) if use), strict=True)
@@ -459,10 +458,10 @@ class _Proof:
         bound = max(self._tolerance, ROUNDINGS * torch.finfo(lowest).eps, TIMES_MASKED * errors["masked"])
         if not errors["compact"] <= bound:
             raise VerificationError(
-                f"a compact network in {lowest} must be as close to the outputs in float64 as the masked one, which is "
-                f"{errors['masked']:.1e} of their scale off. Got {errors['compact']:.1e}: constants that fold into "
-                f"biases need more precision, or are beyond its range. Nothing was changed; prune it in float32, "
-                "model.float(), and keep the compact network there."
+                f"a compact network in {lowest} must be as close to the outputs in float64 as the masked one, whose "
+                f"error is {errors['masked']:.1e} of their scale. Got {errors['compact']:.1e}: constants folded into "
+                f"biases exceed its precision or range. Nothing was changed; prune and keep the network in float32, "
+                "model.float()."
             )
         own = str(lowest).removeprefix("torch.")
         return replace(found, own_dtype=own, own_difference=errors["compact"], own_masked=errors["masked"])

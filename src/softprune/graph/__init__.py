@@ -1,8 +1,8 @@
-"""From a model and an example to its channel graph: which channels of which modules are kept or cut together.
+"""Build the channel graph of a model: which channels of which modules are kept or cut together.
 
-Read `channels.py` first, the vocabulary and the graph, then `tracing.py` (`trace`), which fills it. `reader.py` gives
-the operators of a forward pass. `operators.py` is the table of their rules, of which those that move data are in
-`movements.py`; they tell `builder.py` what an operator does. `sites.py` finds the BatchNorms that can carry a mask.
+Start with `channels.py`, the data structures, then read `tracing.py` (`trace`), which builds the graph. `reader.py`
+records the operators of a forward pass. `operators.py` is the table of their rules; rules of data movements are in
+`movements.py`. Rules use `builder.py` to add to the graph. `sites.py` finds the BatchNorms that can be masked.
 """
 
 from softprune.graph.builder import Activation as Activation

@@ -1,11 +1,11 @@
-"""Channels as atoms, and operators as relations between atoms.
+"""The channel graph: channels as atoms, and operators as relations between atoms.
 
-Every tensor of the graph carries an integer array that broadcasts to its shape: entry -> atom. A (N, C, H, W)
-feature map has an array of shape (1, C, 1, 1); after a flatten, (1, C*H*W) with each atom repeated. Operators that
-only move data (view, permute, cat, chunk, shuffle...) are *run on these arrays*, so no rule has to guess what they
-do. Two atoms in one class are kept or cut together; a pinned class is always kept.
+Every tensor of the graph has an integer array that broadcasts to its shape and maps its entries to atoms. A feature
+map (N, C, H, W) has an array of shape (1, C, 1, 1); after a flatten, (1, C*H*W) with each atom repeated. Operators
+that only move data (view, permute, cat, chunk, shuffle...) are *run on these arrays*, so they need no specific rules.
+Atoms of the same class are kept or cut together; a pinned class is always kept.
 
-All of it together is the `ChannelGraph`, and every later step is a walk over its operators, a `ForwardAnalysis`.
+These relations form the `ChannelGraph`. All later analyses are walks over its operators, a `ForwardAnalysis`.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 
 PAD = 0
-"""The atom of channels that constant padding adds: exactly zero, and bound to the forward's Python constant."""
+"""The atom of channels added by zero padding. Their value is exactly zero and their number is fixed in forward()."""
 
 
 class ChannelSets:
-    """A growing union-find over atoms; a class may be pinned (always kept), with the reason in words."""
+    """Union-find over atoms. Classes may be pinned (always kept), with a reason."""
 
     def __init__(self) -> None:
         self._parent: IntArray = np.zeros(1024, dtype=np.int64)
@@ -44,13 +44,13 @@ class ChannelSets:
         return self._size
 
     def fresh(self, count: int) -> IntArray:
-        """Return `count` new atoms, each a class of its own."""
+        """Return `count` new atoms, each in its own class."""
         atoms = self._grow(count)
         self._parent[atoms] = atoms
         return atoms
 
     def follow(self, atoms: IntArray) -> IntArray:
-        """Return new atoms in an array of the same shape, each in the class of its counterpart in `atoms`."""
+        """Return an array of new atoms with the shape of `atoms`, each in the class of its counterpart."""
         new = self._grow(atoms.size)
         self._parent[new] = self.find(atoms.ravel())
         return new.reshape(atoms.shape)
@@ -63,7 +63,7 @@ class ChannelSets:
         return roots
 
     def union(self, left: IntArray, right: IntArray) -> None:
-        """Join the classes of `left` and `right`, entry by entry (the arrays broadcast)."""
+        """Merge the classes of `left` and `right` elementwise, with broadcasting."""
         left, right = (each.ravel() for each in np.broadcast_arrays(left, right))
         while True:
             left, right = self.find(left), self.find(right)
@@ -72,27 +72,27 @@ class ChannelSets:
                 return
             left, right = left[apart], right[apart]
             low, high = np.minimum(left, right), np.maximum(left, right)
-            np.minimum.at(self._parent, high, low)  # a class that meets several joins the lowest; the rest follow
-            for root in np.unique(high)[::-1].tolist():  # a lower one passes on what it has got from a higher one
+            np.minimum.at(self._parent, high, low)  # a class with several partners joins the lowest; the loop repeats
+            for root in np.unique(high)[::-1].tolist():  # from high to low, so that reasons propagate to the lowest
                 if root in self._reasons:
                     self._reasons.setdefault(int(self._parent[root]), self._reasons.pop(root))
 
     def pin(self, atoms: IntArray, reason: str) -> None:
-        """Keep the classes of `atoms` for ever, because of `reason` (the first one given stays)."""
+        """Pin the classes of `atoms` for `reason`. Classes that are already pinned keep their reason."""
         for root in np.unique(self.find(atoms.ravel())).tolist():
             self._reasons.setdefault(root, reason)
 
     def pinned_because(self, atoms: IntArray) -> str | None:
-        """Return why all classes of `atoms` are pinned, by the first of them; None where one is not."""
+        """Return the reason of the first of the classes of `atoms` if all of them are pinned; otherwise None."""
         roots = self.find(atoms).tolist()
         return self._reasons[roots[0]] if all(root in self._reasons for root in roots) else None
 
     def reasons(self, atoms: IntArray) -> set[str]:
-        """Return why classes of `atoms` are pinned, of those that are."""
+        """Return the reasons of the pinned classes of `atoms`."""
         return {self._reasons[root] for root in np.unique(self.find(atoms)).tolist() if root in self._reasons}
 
     def pinned(self) -> IntArray:
-        """Return the classes that are always kept."""
+        """Return the pinned classes."""
         return np.array(sorted(self._reasons), dtype=np.int64)
 
     def classes(self) -> IntArray:
@@ -109,32 +109,32 @@ class ChannelSets:
 
 
 def collapse(array: NDArray[Any]) -> NDArray[Any]:
-    """Return `array` with every dimension along which it does not vary reduced to size 1."""
-    # Repeated memory first: a tensor that was expanded is small.
+    """Reduce all dimensions along which `array` does not vary to size 1."""
+    # Dimensions with stride 0 first, which makes expanded tensors small.
     array = array[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in array.strides)]
     for dim in range(array.ndim):
         if array.shape[dim] > 1:
             head = array.take([0], axis=dim)
             if (array.take([1], axis=dim) == head).all() and (array == head).all():
                 array = head
-    return np.asarray(array, order="C")  # np.ascontiguousarray would give a single number a dimension
+    return np.asarray(array, order="C")  # np.ascontiguousarray would add a dimension to a scalar
 
 
 # --- operators as relations between atoms -----------------------------------------------------------------------------
 
 Evaluate = Callable[..., Tensor]
-"""An operator applied to channels that are constant over batch and space, one number each."""
+"""Applies an operator to channels that are constant over batch and space, one value per channel."""
 
 
 def identity(constants: Tensor) -> Tensor:
-    """Return constants unchanged, as what only moves, copies or averages them over space does."""
+    """Return constants unchanged, for operators that move, copy or average them over space."""
     return constants
 
 
 def evaluated(evaluate: Evaluate, *columns: FloatArray, device: torch.device | str = "cpu") -> FloatArray:
-    """Return what an operator gives for constants; NaN where it gives complex numbers.
+    """Apply an operator to constants; complex results become NaN.
 
-    Devices differ: in float64 Hardswish and Hardsigmoid multiply by a sixth that a GPU has rounded to float32.
+    Results depend on the device: for float64 Hardswish and Hardsigmoid, a GPU uses 1/6 rounded to float32.
     """
     found = evaluate(*(torch.from_numpy(column.copy()).to(device) for column in columns))
     return np.full(columns[0].shape, np.nan) if found.is_complex() else found.to("cpu", torch.float64).numpy()
@@ -142,18 +142,18 @@ def evaluated(evaluate: Evaluate, *columns: FloatArray, device: torch.device | s
 
 @dataclass
 class Use:
-    """One call of a parametric module."""
+    """A call of a parametric module."""
 
     inputs: IntArray
     outputs: IntArray
     positions: int
-    """Positions per sample that one weight is multiplied with."""
+    """Number of multiplications per weight and sample."""
     written: int = 0
-    """Output positions per sample; those of a layer alone are counted."""
+    """Number of output positions per sample; 0 for BatchNorms."""
 
 
 class _Called:
-    """What layers and BatchNorms share: the channels of their first call."""
+    """Base class of layers and BatchNorms, with the channels of their first call."""
 
     name: str
     uses: list[Use]
@@ -169,21 +169,21 @@ class _Called:
 
 @dataclass
 class LayerOp(_Called):
-    """A convolution or linear layer: every output channel reads every input channel of its group."""
+    """A convolution or linear layer: every output channel reads all input channels of its group."""
 
     name: str
     kind: str
     """"conv", "conv_transpose" or "linear"."""
     groups: int
     kernel: int
-    """Weights between one input and one output channel."""
+    """Number of weights per pair of input and output channel."""
     padded: bool
-    """Zeros are padded in: a constant other than zero does not stay constant."""
+    """Whether the input is padded with zeros, so that constants other than zero do not stay constant."""
     selectable: bool
-    """The module's own input is what the operator reads, so an index can be put before it."""
+    """Whether the operator reads the module's own input, so that a gather can be inserted before it."""
     uses: list[Use] = field(default_factory=list)
     replaceable: bool = True
-    """The module's forward is known, so that it may get a bias, or give way to a constant."""
+    """Whether the forward() of the module is known, so that it can get a bias or be replaced by a constant."""
 
     @property
     def positions(self) -> int:
@@ -196,7 +196,7 @@ class LayerOp(_Called):
 
 @dataclass
 class NormOp(_Called):
-    """A BatchNorm: each output channel reads its own input channel."""
+    """A BatchNorm: each output channel reads only its own input channel."""
 
     name: str
     selectable: bool
@@ -205,7 +205,7 @@ class NormOp(_Called):
 
 @dataclass
 class LayerCall:
-    """One use of a layer or BatchNorm, at its place in the order of execution."""
+    """A call of a layer or BatchNorm, in the order of execution."""
 
     layer: LayerOp | NormOp
     use: Use
@@ -213,25 +213,25 @@ class LayerCall:
 
 @dataclass
 class ChannelwiseOp:
-    """An operator that treats each channel by itself: activation, pooling, resampling, reduction over space."""
+    """An operator that processes each channel separately: activation, pooling, resampling, reduction over space."""
 
     inputs: IntArray
     outputs: IntArray
     evaluate: Evaluate | None
-    """On constants; None where only zero is known to stay what it is."""
+    """Applies the operator to constants; None if only its effect on zero is known."""
     keeps_zero: bool = True
     activation: str | None = None
-    """The activation that it is, by name."""
+    """Name of the activation; None for other operators."""
 
     _images: dict[Any, float] = field(default_factory=dict)
 
     @property
     def at_zero(self) -> float:
-        """The image of zero; NaN where it is unknown."""
+        """The value at zero; NaN if unknown."""
         return self.at_zero_on("cpu")
 
     def at_zero_on(self, device: torch.device | str) -> float:
-        """Return the image of zero on a device."""
+        """Return the value at zero, computed on a device."""
         if self.evaluate is None:
             return 0.0 if self.keeps_zero else math.nan
         if device not in self._images:
@@ -248,14 +248,14 @@ class BinaryOp:
     outputs: IntArray
     evaluate: Evaluate
     absorbs_zero: bool
-    """Zero times anything is zero."""
+    """Whether the result is zero if either operand is zero, as for a product."""
     adds: bool = False
-    """Whether it is a sum or a difference: zero where both tensors are zero."""
+    """Whether it is a sum or difference, whose result is zero if both operands are zero."""
 
 
 @dataclass
 class SelectOp:
-    """A `Select` that an earlier cut put in: a constant index that a further cut may shorten."""
+    """A `Select` inserted by an earlier cut, whose constant index a further cut may shorten."""
 
     name: str
     inputs: IntArray
@@ -267,7 +267,7 @@ class SelectOp:
 
 @dataclass(frozen=True, eq=False)
 class Reader:
-    """A module that reads channels, with their classes."""
+    """A module that reads channels, with the classes of its inputs and outputs."""
 
     op: LayerOp | NormOp | SelectOp
     inputs: IntArray
@@ -276,7 +276,7 @@ class Reader:
 
 @dataclass
 class ConstantOp:
-    """Channels that come from no operator we cut: constants of `ConstantOutput` modules (value per channel)."""
+    """The constant output of a `ConstantOutput` module, one value per channel."""
 
     name: str
     outputs: IntArray
@@ -285,7 +285,7 @@ class ConstantOp:
 
 @dataclass
 class OpaqueOp:
-    """An operator each of whose outputs may depend on every input. Without a rule, everything around it stays."""
+    """An operator whose outputs may all depend on all inputs. It has no rule, so these channels are pinned."""
 
     inputs: tuple[IntArray, ...]
     outputs: IntArray
@@ -293,45 +293,45 @@ class OpaqueOp:
 
 @dataclass
 class FreeParameter:
-    """A parameter or buffer used outside a known module, with channels along one dimension."""
+    """A parameter or buffer that is used outside a known module, with channels along one dimension."""
 
     name: str
     dim: int
-    """-1 where no dimension, or more than one, has channels; its atoms are pinned then."""
+    """Dimension of the channels; -1 if not exactly one dimension has more than one entry (its atoms are pinned)."""
     atoms: IntArray
 
 
 @dataclass
 class EqualWidths:
-    """Pieces of a tensor that must keep equally many channels each (chunk, split, slices)."""
+    """Pieces of a tensor (chunk, split, slices) that must all keep the same number of channels."""
 
     pieces: tuple[IntArray, ...]
     module: str
-    """The module whose forward takes them; its attributes may repeat their width."""
+    """The module whose forward() takes the pieces; its attributes may hold their width."""
 
 
 @dataclass(frozen=True, eq=False)
 class Branch:
-    """A module with layers of its own that is called once, for one tensor of the same batch and space, and of which
-    nothing but the result is read."""
+    """A module with layers of its own of which only the result is read. It is called once, with a tensor of the same
+    batch and spatial size as the result."""
 
     name: str
     outputs: IntArray
     added: IntArray | None = None
-    """Where the result is a sum with the module's input: the other summand."""
+    """The summand that is added to the module's input, if the result is such a sum."""
     activation: str = ""
-    """The activation after that sum, if there is one."""
+    """The activation after this sum; empty for none."""
 
 
 @dataclass(frozen=True, eq=False)
 class UnprovenSize:
-    """Channels whose number an explicit size in forward() may fix: a trial cut decides."""
+    """Channels whose number may be fixed by an explicit size in forward(), which a trial cut tests."""
 
     atoms: IntArray
     reason: str
-    """Why they could not be cut, in words."""
+    """Reason for freezing the channels if they cannot be cut."""
     code: str
-    """The operator, and the class of module in whose forward() it stands: sizes of one code share a verdict."""
+    """The operator, and the class of the module that calls it. Sizes with the same code are tested together."""
 
 
 Op = LayerCall | ChannelwiseOp | BinaryOp | SelectOp | ConstantOp | OpaqueOp
@@ -340,41 +340,41 @@ Op = LayerCall | ChannelwiseOp | BinaryOp | SelectOp | ConstantOp | OpaqueOp
 # --- sites ------------------------------------------------------------------------------------------------------------
 
 KINDS = ("sum", "linear", "stream")
-"""Kinds of sites beside ``"activated"``, a BatchNorm that an activation reads."""
+"""Kinds of sites in addition to ``"activated"``, a BatchNorm followed by an activation."""
 DEFAULT_KINDS = ("sum",)
 Entering = tuple[tuple[int, tuple[tuple[str, ...], ...]], ...]
-"""Points of narrower streams, with the channel of the wider stream at which their first channel enters."""
+"""(first channel in the wider stream, points of the narrower stream) of each stream that enters."""
 
 
 @dataclass(frozen=True)
 class Site:
-    """One or several BatchNorms that share one mask, and the activation that reads them."""
+    """One or several BatchNorms that share a mask, and the activation that follows them."""
 
     name: str
-    """The BatchNorm, the first in order of execution where there are several."""
+    """Name of the BatchNorm; the first one in order of execution if there are several."""
     width: int
     activation: str
     points: tuple[tuple[str, ...], ...] = ()
-    """BatchNorms that are added up before one activation each; empty where the site is one BatchNorm."""
+    """For each point, the BatchNorms that are added before its activation; empty for a single BatchNorm."""
     kind: str = "activated"
     entering: Entering = ()
-    """BatchNorms of narrower streams that are added to this one between zero channels. They have masks of their own."""
+    """Narrower streams, with masks of their own, that are zero-padded and added to this one."""
 
     @property
     def members(self) -> tuple[str, ...]:
-        """Return the BatchNorms that carry the mask."""
+        """Return the names of the BatchNorms that the mask applies to."""
         return tuple(name for point in self.points for name in point) or (self.name,)
 
 
 @dataclass(frozen=True)
 class Frozen:
-    """A BatchNorm that stays whole, and why."""
+    """A BatchNorm that is not pruned, with the reason."""
 
     name: str
     width: int
     reason: str
     maskable: bool = False
-    """Whether only what follows it speaks against it: a method that does not ask about the activation may mask it."""
+    """Whether the only obstacle is the operator that follows, so that methods independent of it can mask it."""
 
 
 # --- the graph --------------------------------------------------------------------------------------------------------
@@ -382,53 +382,53 @@ class Frozen:
 
 @dataclass(eq=False)
 class ChannelGraph:
-    """What `trace` returns: which channels of which modules are one, in order. A `GraphBuilder` fills it."""
+    """The channel graph of a model, returned by `trace` and built by `GraphBuilder`."""
 
     example: Example
-    """The call that was given, on a few of its samples."""
+    """The example of the user, reduced to a few samples."""
     params: dict[str, int]
-    """How many numbers each parameter has."""
+    """Number of elements of each parameter."""
     sites: tuple[Site, ...] = ()
     frozen: tuple[Frozen, ...] = ()
     grouped: tuple[Site, ...] = ()
-    """Sites of other kinds that BatchNorms could form; :meth:`with_kinds` chooses among them."""
+    """Possible sites of the kinds sum, linear and stream, from which :meth:`with_kinds` selects."""
 
     ops: list[Op] = field(default_factory=list)
     layers: list[LayerOp] = field(default_factory=list)
-    """The convolutions and linear layers, each once."""
+    """All convolutions and linear layers, without duplicates."""
     norms: list[NormOp] = field(default_factory=list)
-    """The BatchNorms, each once."""
+    """All BatchNorms, without duplicates."""
     equal_widths: list[EqualWidths] = field(default_factory=list)
     branches: list[Branch] = field(default_factory=list)
-    """Modules that a constant may replace, the outer ones first."""
+    """Modules that may be replaced by a constant, outer modules first."""
     free_parameters: dict[str, FreeParameter] = field(default_factory=dict)
     outputs: list[IntArray] = field(default_factory=list)
     """Atoms of the model's outputs."""
     constants: list[IntArray] = field(default_factory=list)
-    """Atoms of constants in forward(): no input reaches an output through them."""
+    """Atoms of constants in forward(), which do not depend on the input."""
     unproven_sizes: list[UnprovenSize] = field(default_factory=list)
-    """What explicit sizes in forward() may fix: a trial cut decides."""
+    """Explicit sizes in forward() that may fix the number of channels, to be tested by a trial cut."""
 
     classes: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    """Atom -> its class; atoms of one class are kept or cut together."""
+    """Maps atoms to classes; atoms of the same class are kept or cut together."""
     pinned: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     """Classes that are always kept."""
     unreached: tuple[str, ...] = ()
-    """Parameters that no operator reads, in evaluation or in training: the example does not lead there."""
+    """Parameters that no operator reads for this example, in evaluation or in training."""
     unknown: dict[str, str] = field(default_factory=dict)
-    """Operators without a rule that freeze channels -> one place where they stand."""
+    """Maps operators without a rule that freeze channels to one source location each."""
     size_dependence: str = ""
-    """The first operator that another input size changes; empty where none is known."""
+    """The first operator that depends on the input size; empty if none is known."""
     attributes_follow: bool = True
-    """Whether integers on a module that repeat the width of pieces in its forward() are cut, too."""
+    """Whether to update integer attributes of modules that hold the width of pieces in their forward()."""
     unread_macs: int = 0
-    """MACs per sample of operators without a rule, which no cut changes."""
+    """MACs per sample of operators without a rule, which a cut does not change."""
     unread_activations: int = 0
-    """What they write per sample."""
+    """Number of activations per sample that these operators write."""
 
     @cached_property
     def readers(self) -> tuple[Reader, ...]:
-        """The modules that read channels, in order, once for every call."""
+        """The modules that read channels, in order, once per call."""
         called = [op.layer if isinstance(op, LayerCall) else op for op in self.ops]
         return tuple(
             Reader(op, self.classes[op.inputs], self.classes[op.outputs])
@@ -437,14 +437,14 @@ class ChannelGraph:
         )
 
     def freeze(self, atoms: IntArray, reason: str) -> ChannelGraph:
-        """Return the graph with the classes of `atoms` pinned, and the sites that lose every channel by it frozen."""
+        """Return the graph with the classes of `atoms` pinned, and sites with only pinned channels frozen."""
         pinned = np.union1d(self.pinned, self.classes[atoms])
         channels = {norm.name: self.classes[norm.outputs] for norm in self.norms}
         lost = {site.name: reason for site in self.sites if np.isin(channels[site.name], pinned).all()}
         return replace(self, pinned=pinned).only(lost)
 
     def only(self, left_out: Mapping[str, str]) -> ChannelGraph:
-        """Return the graph with the sites in `left_out` frozen, each for the reason given there."""
+        """Return the graph with the sites in `left_out` frozen, for the given reasons."""
         if not left_out:
             return self
         frozen = [
@@ -458,17 +458,17 @@ class ChannelGraph:
         )
 
     def with_kinds(self, kinds: Iterable[str], *, every_norm: bool = False) -> ChannelGraph:
-        """Return the graph with sites of these `KINDS`, too.
+        """Return the graph with additional sites of these `KINDS`.
 
-        A stream takes its BatchNorms from sums and from sites of one BatchNorm. With `every_norm`, each BatchNorm that
-        only what follows it speaks against is a site of its own (activation "none").
+        Streams take precedence over sums and single BatchNorms. With `every_norm`, all other maskable BatchNorms become
+        sites of their own, with activation "none".
         """
         kinds = (kinds,) if isinstance(kinds, str) else tuple(kinds)
         for kind in kinds:
             if kind not in KINDS:
                 raise ConfigError(
-                    f"kinds of sites must be among {', '.join(KINDS)}. Got {kind!r}. A BatchNorm that an activation "
-                    "reads is a site in any case."
+                    f"kinds of sites must be among {', '.join(KINDS)}. Got {kind!r}. BatchNorms followed by an "
+                    "activation are always sites."
                 )
         free = {frozen.name for frozen in self.frozen} | {site.name for site in self.sites}
         more: list[Site] = []
@@ -488,7 +488,7 @@ class ChannelGraph:
         )
 
     def further_kinds(self) -> dict[str, int]:
-        """Return the kinds of sites that would mask frozen BatchNorms, and how many of them."""
+        """Return the kinds of sites that would mask frozen BatchNorms, with the number of these."""
         frozen = {each.name for each in self.frozen if each.maskable}
         found: dict[str, int] = {}
         for site in self.grouped:
@@ -498,17 +498,17 @@ class ChannelGraph:
         return found
 
     def member_masks(self, masks: Mapping[str, T]) -> dict[str, T]:
-        """Return the masks of sites as masks of their BatchNorms."""
+        """Convert masks of sites to masks of their BatchNorms."""
         sites = {site.name: site for site in self.sites}
         return {name: mask for site, mask in masks.items() for name in sites[site].members}
 
     @property
     def site_of(self) -> dict[str, str]:
-        """Return BatchNorm that carries a mask -> its site."""
+        """Return the site of each masked BatchNorm, by name."""
         return {name: site.name for site in self.sites for name in site.members}
 
     def feeder(self, name: str) -> str | None:
-        """Return the convolution or linear layer whose outputs, and nothing else, the BatchNorm `name` reads."""
+        """Return the convolution or linear layer whose outputs are the only inputs of the BatchNorm `name`, or None."""
         norm = next(norm for norm in self.norms if norm.name == name)
         for layer in self.layers:
             fed = [np.array_equal(use.inputs, source.outputs) for use in norm.uses for source in layer.uses]
@@ -521,9 +521,9 @@ class ChannelGraph:
 
 
 class ForwardAnalysis:
-    """Visits operators in order of execution, with one method per kind, and keeps facts per atom.
+    """Visits operators in order of execution, with one method per kind, and computes facts per atom.
 
-    By default facts move unchanged through channelwise operators and selections, and the other operators do nothing.
+    By default, facts are copied through channelwise operators and selections, and other operators have no effect.
 
     Args:
         facts: Arrays with one entry per atom of the graph.
@@ -538,13 +538,13 @@ class ForwardAnalysis:
             fact[outputs] = fact[inputs]
 
     def layer(self, op: LayerOp, use: Use) -> None:
-        """Visit one call of a convolution or linear layer."""
+        """Visit a call of a convolution or linear layer."""
 
     def norm(self, op: NormOp, use: Use) -> None:
-        """Visit one call of a BatchNorm."""
+        """Visit a call of a BatchNorm."""
 
     def channelwise(self, op: ChannelwiseOp) -> None:
-        """Visit an operator that treats each channel by itself."""
+        """Visit an operator that processes each channel separately."""
         self.copy(op.inputs, op.outputs)
 
     def binary(self, op: BinaryOp) -> None:

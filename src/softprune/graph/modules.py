@@ -1,4 +1,4 @@
-"""Modules that the analysis knows: BatchNorms, layers, and the two modules that a cut may insert."""
+"""Known BatchNorms and layers, and the modules that a cut may insert."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,16 +9,16 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 TORCH_BATCH_NORMS: tuple[type[_BatchNorm], ...] = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 TIMM_BATCH_NORMS = ("BatchNormAct2d", "SyncBatchNormAct")
-"""timm's BatchNorms with the activation inside, known by name so that timm need not be installed."""
+"""Names of timm's BatchNorms with an activation, so that timm need not be installed."""
 
 
 def is_known_batch_norm(cls: type) -> bool:
-    """Return whether `cls` is a plain BatchNorm of a known class; subclasses may compute something else."""
+    """Return whether `cls` is a known BatchNorm class. Subclasses are not, since they may compute something else."""
     return cls in TORCH_BATCH_NORMS or is_timm_batch_norm(cls)
 
 
 def is_known_norm(cls: type) -> bool:
-    """Return whether `cls` normalises each channel by itself, as a plain BatchNorm or InstanceNorm does."""
+    """Return whether `cls` is a known BatchNorm or InstanceNorm class, which normalises each channel separately."""
     return cls in (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d) or is_known_batch_norm(cls)
 
 
@@ -28,17 +28,17 @@ def is_timm_batch_norm(cls: type) -> bool:
 
 
 LAYERS = (nn.modules.conv._ConvNd, nn.Linear)
-"""Modules whose `weight` and `bias` can be cut. The trial cut proves what a subclass does with them."""
+"""Modules whose `weight` and `bias` can be cut. The trial cut verifies subclasses."""
 # fmt: off
 PLAIN_LAYERS = frozenset([
     nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d, nn.Linear,
 ])
 # fmt: on
-"""Modules whose whole forward is known, so that they may be given a bias or replaced."""
+"""Modules with a known forward(), so that a bias can be added or the module can be replaced."""
 
 
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
-"""The memory format with channels last, by the number of dimensions."""
+"""Channels-last memory format by number of dimensions."""
 
 
 def layer_kind(module: nn.Module) -> str:
@@ -49,9 +49,9 @@ def layer_kind(module: nn.Module) -> str:
 
 
 def by_filter(layer: Any, tensor: Tensor) -> Tensor:
-    """View the weight of `layer`, or its gradient, as (groups, filters of a group, ...): a filter per output channel.
+    """View the weight of `layer`, or its gradient, as (groups, filters per group, ...), one filter per output channel.
 
-    The groups of a convolution are one, since its filters are the rows of its weight in any case.
+    Convolutions have a single group here, since the rows of their weight are the filters regardless of groups.
     """
     if layer_kind(layer) != "conv_transpose":
         return tensor.unsqueeze(0)
@@ -59,7 +59,7 @@ def by_filter(layer: Any, tensor: Tensor) -> Tensor:
 
 
 class Select(nn.Module):
-    """Picks channels by a constant index: what one reader of a shared stream still needs of it."""
+    """Gathers channels by a constant index, for a module that reads a part of a shared tensor."""
 
     index: Tensor
 
@@ -78,7 +78,7 @@ class Select(nn.Module):
 def select_input(
     module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Let `module` read its input through its child `select`: a forward pre-hook."""
+    """Forward pre-hook that applies the child `select` to the input of `module`."""
     select: Any = module.select
     if args:
         return (select(args[0]), *args[1:]), kwargs
@@ -107,11 +107,11 @@ class ConstantOutput(nn.Module):
         elif not self.is_linear:
             _adopt_attributes_(self, layer)
 
-    # Tools that fold a BatchNorm into the layer before it read these two and set them.
+    # Tools that fold a BatchNorm into the preceding layer read and set weight and bias.
 
     @property
     def weight(self) -> Tensor:
-        """Return a weight that reads no input channel, and so has no elements."""
+        """Return a weight for zero input channels, without elements."""
         channels = (0, len(self.value)) if self.transposed else (len(self.value), 0)
         return self.value.new_zeros(*channels, *getattr(self, "kernel_size", ()))
 
@@ -141,7 +141,7 @@ class ConstantOutput(nn.Module):
         elif self.transposed:
             sizes = [size + extra for size, (_, _, _, extra) in zip(sizes, self.geometry, strict=True)]
         shape = (1, len(self.value), *(1,) * len(sizes))
-        # A copy, since what follows may write in place, laid out like the rest of the network.
+        # Copy, since later modules may write in place, with the memory format of the input.
         last = CHANNELS_LAST.get(input.ndim)
         layout = last if last is not None and input.is_contiguous(memory_format=last) else torch.contiguous_format
         return self.value.view(shape).expand(input.shape[0], len(self.value), *sizes).clone(memory_format=layout)
@@ -151,7 +151,7 @@ class ConstantOutput(nn.Module):
 
 
 class Shortcut(nn.Module):
-    """Stands for a residual block that lost its branch: its input plus a constant, and the block's activation."""
+    """Replaces a residual block whose branch is constant: adds the constant to the input and applies the activation."""
 
     def __init__(self, block: nn.Module, value: Tensor, activation: str) -> None:
         super().__init__()
@@ -167,14 +167,14 @@ class Shortcut(nn.Module):
 
 
 def _adopt_attributes_(module: nn.Module, replaced: nn.Module) -> None:
-    """Give `module` the plain attributes of the branch that it replaces: those around may read them, as ultralytics."""
+    """Copy the plain attributes of a replaced branch to `module`, since other code may read them (ultralytics)."""
     for name, value in vars(replaced).items():
         if not (name.startswith("_") or callable(value) or hasattr(module, name)):
             setattr(module, name, value)
 
 
 def _axis(layer: nn.modules.conv._ConvNd, axis: int) -> tuple[int, int, int, int]:
-    """Return (reach of the kernel, stride, padding on both sides, output padding) along one axis."""
+    """Return (dilated kernel size - 1, stride, padding on both sides, output padding) along an axis."""
     reach = layer.dilation[axis] * (layer.kernel_size[axis] - 1)
     if isinstance(layer.padding, str):
         pads = reach if layer.padding == "same" else 0

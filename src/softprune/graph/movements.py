@@ -1,8 +1,8 @@
-"""Rules for operators that move data: views, permutations, pieces, concatenation, padding, indices.
+"""Rules of operators that move data: views, permutations, pieces, concatenation, padding, indices.
 
-They run on the atoms themselves. Sizes in forward() are Python numbers: a literal looks like ``x.shape[1] // 2``. What
-could be written in terms of the width (views, equal pieces) ties its channels so that the pieces stay equal, and its
-size is *unproven* until a trial cut has shown that it follows the width. What can only be a literal is pinned.
+The operators run on arrays of atoms. Sizes in forward() are recorded as numbers, so a literal cannot be distinguished
+from ``x.shape[1] // 2``. For sizes that may follow the width (views, equal pieces), channels are tied so that pieces
+stay equal, and the size is *unproven* until a trial cut shows that it does. Sizes that can only be literals are pinned.
 """
 
 import sys
@@ -22,11 +22,11 @@ from softprune.graph.modules import Select
 
 
 def movement(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
-    """Run the node's operator on its input's atoms; raise Opaque where it reads other tensors, too."""
+    """Run the operator on the atoms of its input; raise Opaque if it reads further tensors."""
     leaves, spec = pytree.tree_flatten((node.args, node.kwargs))
     values = [builder.tensor(leaf) for leaf in leaves if isinstance(leaf, Node)]
     if len(values) != 1:
-        raise Opaque("reads a tensor in the place of a number")
+        raise Opaque("reads a tensor where a number is expected")
 
     def call(*atoms: Tensor) -> Any:
         given = iter(atoms)
@@ -41,7 +41,7 @@ def movement(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
 
 
 def view(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
-    """Take dimensions apart, or join them."""
+    """Split or merge dimensions."""
     output = _rectangle(builder, node, movement(builder, node, entry))
     sizes = node.args[1] if len(node.args) > 1 and isinstance(node.args[1], (list, tuple)) else []
     if operator_name(node) == "unflatten":
@@ -56,9 +56,9 @@ def expansion(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
 
 
 def _rectangle(builder: GraphBuilder, node: Node, value: Value) -> Value:
-    """Tie what a view took apart: the widest dimension may shrink, the others keep their sizes."""
+    """Tie the channels that a view has split: only the widest dimension may shrink."""
     if value.shape[:1] == (builder.batch,) and value.varies_along(0) and not builder.differ_along(value, 0):
-        samples = np.split(value.atoms, builder.batch)  # they had one dimension with heads of attention
+        samples = np.split(value.atoms, builder.batch)  # the batch was merged with attention heads
         value = Value(value.shape, builder.merged(samples))
     wide = [dim for dim, size in enumerate(value.atoms.shape) if size > 1]
     if len(wide) < 2:
@@ -75,7 +75,7 @@ def _rectangle(builder: GraphBuilder, node: Node, value: Value) -> Value:
 
 
 def _with_sizes(builder: GraphBuilder, node: Node, output: Value, sizes: Sequence[Any]) -> Value:
-    """Return `output`, whose explicit size where the channels are may be a literal."""
+    """Record an unproven size if `sizes` has an explicit size along the channels; return `output`."""
     if any(output.varies_along(dim) and size != -1 for dim, size in enumerate(sizes)):
         builder.add_unproven_size(node, output.atoms)
     return output
@@ -87,13 +87,13 @@ def squeeze(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
     if argument(node, 1) is None:
         for dim in range(len(output.shape)):
             if output.varies_along(dim):
-                reason = builder.reason(node, "names no dimension and would drop that of a single channel")
+                reason = builder.reason(node, "has no dim argument and would drop the dimension of a single channel")
                 builder.table.pin(output.atoms.take([0, 1], axis=dim), reason)
     return output
 
 
 def pixel_shuffle(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
-    """Spread a block of channels over space."""
+    """Move blocks of channels to space."""
     factor: Any = node.args[1]
     blocks = builder.tensor(node.args[0]).along(1).reshape(-1, factor * factor)
     return Value.with_channels(node.meta["val"].shape, 1, builder.merged(list(blocks.T)))
@@ -103,23 +103,23 @@ def pixel_shuffle(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
 
 
 def split(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
-    """Take a tensor apart into pieces."""
+    """Split a tensor into pieces."""
     outputs = movement(builder, node, entry)
     source = builder.tensor(node.args[0])
     pieces = [piece.atoms.ravel() for piece in outputs]
     along = source.varies_along(argument(node, 2, 0) % len(source.shape))
     if along and len({len(piece) for piece in pieces}) > 1:
-        builder.table.pin(np.concatenate(pieces), builder.reason(node, "cuts them into unequal pieces"))
+        builder.table.pin(np.concatenate(pieces), builder.reason(node, "splits them into unequal pieces"))
     elif along:
         builder.graph.equal_widths.append(EqualWidths(tuple(pieces), builder.module_name(node)))
-        # A number of pieces holds for any width; their sizes may be literals.
+        # chunk has a number of pieces, which works for any width. The sizes of split may be literals.
         if operator_name(node) != "chunk":
             builder.add_unproven_size(node, source.atoms)
     return outputs
 
 
 def piece(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
-    """Take a slice: equal pieces may follow the width, others are literal up to their last bound."""
+    """Take a slice. Equal pieces may follow the width; the bounds of others are assumed to be literals."""
     output = movement(builder, node, entry)
     source = builder.tensor(node.args[0])
     dim = argument(node, 1, 0) % len(source.shape)
@@ -134,7 +134,7 @@ def piece(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
 
 
 def _bind_slices(builder: GraphBuilder, node: Node, atoms: IntArray, slices: Sequence[tuple[int, int] | None]) -> None:
-    """Bind all slices that are taken of one tensor."""
+    """Relate the channels of all slices of a tensor."""
     known = [bounds for bounds in slices if bounds is not None]
     reason = builder.reason(node, "slices channels at hard-coded indices")
     if len(known) < len(slices):
@@ -148,11 +148,11 @@ def _bind_slices(builder: GraphBuilder, node: Node, atoms: IntArray, slices: Seq
     else:
         last = max(end if end < len(atoms) else start for start, end in known)
         builder.table.pin(atoms[:last], reason)
-        builder.add_unproven_size(node, atoms, "slices channels at a share of their number")  # if not at a literal
+        builder.add_unproven_size(node, atoms, "slices channels at a share of their number")  # or at a literal
 
 
 def _bounds(node: Node, dim: int, width: int) -> tuple[int, int] | None:
-    """Return (start, end) of a slice along `dim`; None if it is no range."""
+    """Return (start, end) of a slice along `dim`; None if it is not a plain range."""
     if argument(node, 1, 0) % len(node.meta["val"].shape) != dim:
         return 0, width
     start, end = argument(node, 2, 0) or 0, argument(node, 3)
@@ -162,19 +162,19 @@ def _bounds(node: Node, dim: int, width: int) -> tuple[int, int] | None:
 
 
 def positions(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
-    """Move or pick by position: what is touched keeps its place."""
+    """Move or select entries by position, which pins channels along that dimension."""
     output = movement(builder, node, entry)
     source = builder.tensor(node.args[0])
     pieces = output if isinstance(output, list) else [output]
-    # Where it moves along another dimension, every piece still has all channels.
+    # Along other dimensions, every piece still has all channels.
     whole = all(np.array_equal(piece.atoms.ravel(), source.atoms.ravel()) for piece in pieces)
     if source.atoms.size > 1 and not whole:
-        builder.table.pin(source.atoms, builder.reason(node, "picks channels at hard-coded indices"))
+        builder.table.pin(source.atoms, builder.reason(node, "selects channels at hard-coded indices"))
     return output
 
 
 def indexing(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
-    """Pick by an index, which freezes channels along it, but our own `Select` may be shortened."""
+    """Select by an index, which freezes channels along that dimension, except for our own `Select`."""
     source = builder.tensor(node.args[0])
     selects = operator_name(node) == "index_select"
     if selects and isinstance(builder.module_of(node), Select):
@@ -183,11 +183,11 @@ def indexing(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
     places: Any = [node.args[1] % len(source.shape)] if selects else range(len(given))  # type: ignore[operator]
     dims = [dim for dim, each in zip(places, given, strict=True) if each is not None]
     if any(each is not None and each.meta["val"].dtype in (torch.bool, torch.uint8) for each in given):
-        raise Opaque("has a mask as an index, which picks as many as its values say")
+        raise Opaque("is indexed by a mask, whose values determine the size of the result")
     if any(source.varies_along(dim) for dim in dims):
-        raise Opaque("picks channels by their positions")
+        raise Opaque("selects channels by their positions")
 
-    def pick_first(atoms: Tensor) -> Any:  # any position, since the channels are the same everywhere
+    def pick_first(atoms: Tensor) -> Any:  # any position will do, since the channels are the same everywhere
         args, kwargs = map_arg((node.args, node.kwargs), lambda each: torch.zeros(each.meta["val"].shape).long())
         return node.target(atoms, *args[1:], **kwargs)  # type: ignore[operator]
 
@@ -195,26 +195,26 @@ def indexing(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
 
 
 def _selected(builder: GraphBuilder, node: Node, source: Value) -> Any:
-    """Return the channels that a `Select` of an earlier cut picks."""
+    """Return the channels selected by a `Select` of an earlier cut."""
     name, atoms = builder.module_name(node), source.along(1)
     chosen = builder.tensors[f"{name}.index"].cpu().numpy()
-    if len(np.unique(atoms)) < len(atoms):  # an operator without a rule gives them, all of them one
-        raise Opaque("picks channels by their positions")
+    if len(np.unique(atoms)) < len(atoms):  # the output of an operator without a rule has a single atom
+        raise Opaque("selects channels by their positions")
     builder.answer_for(node)
     outputs = builder.table.fresh(len(chosen))
     builder.graph.ops.append(SelectOp(name, atoms[chosen], atoms, outputs))
     return Value.with_channels(node.meta["val"].shape, 1, outputs)
 
 
-# --- what joins and pads -------------------------------------------------------------------------------------------
+# --- concatenation and padding -------------------------------------------------------------------------------------
 
 
 def concatenation(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
-    """Join tensors along one dimension."""
+    """Concatenate or stack tensors along a dimension."""
     values = [builder.tensor(source) for source in node.args[0]]  # type: ignore[union-attr]
     shape, stacked = tuple(node.meta["val"].shape), operator_name(node) == "stack"
     place = argument(node, 1, 0) % len(shape)
-    if any(len(value.shape) + stacked != len(shape) for value in values):  # an empty list of numbers, to begin with
+    if any(len(value.shape) + stacked != len(shape) for value in values):  # cat accepts empty 1-D tensors
         raise Opaque("is used in an unusual way")
     elsewhere = stacked or any(
         value.varies_along(other) for value in values for other in range(len(value.atoms.shape)) if other != place
@@ -223,20 +223,20 @@ def concatenation(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
         rows = [np.broadcast_to(value.atoms.ravel(), (value.shape[place],)) for value in values]
         zeros, others = [row for row in rows if (row == PAD).all()], [row for row in rows if (row != PAD).any()]
         if zeros and others:
-            remedy = f"x.new_zeros(x.shape[0], {len(zeros[0])}, ...), or torch.zeros_like(x) for as many"
+            remedy = f"x.new_zeros(x.shape[0], {len(zeros[0])}, ...), or torch.zeros_like(x) for the same number"
             builder.add_unproven_size(node, np.concatenate(others), _zeros_depend(remedy))
         return Value.with_channels(shape, place, np.concatenate(rows))
-    # Joined along another dimension than the channels': the pieces' channels are counterparts.
+    # Joined along a dimension other than the channels, so the channels of the pieces correspond to each other.
     arrays = [value.atoms for value in values]
     along = not stacked and any(value.varies_along(place) for value in values)
     if along or any(array.shape != arrays[0].shape for array in arrays):
-        raise Opaque("joins different layouts")
+        raise Opaque("joins tensors with different layouts")
     outputs = builder.merged(arrays)
     return Value(shape, np.expand_dims(outputs, place) if stacked else outputs)
 
 
 def _zeros_depend(remedy: str) -> str:
-    """Return in words that zero channels are as many as others leave; the sizes may be literals as well."""
+    """Return the reason for zero channels whose number depends on the width, unless their size is a literal."""
     return f"adds zero channels whose number depends on theirs; write a literal, {remedy}"
 
 
@@ -253,7 +253,7 @@ def padding(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
     atoms = value.atoms
     if outer:
         if not zeros or min(min(around[dim]) for dim in outer) < 0:
-            raise Opaque("pads channels with other than zeros")
+            raise Opaque("pads channels with values other than zero")
         builder.add_unproven_size(node, atoms, _zeros_depend(f"F.pad(x, {tuple(pads)})"))
         atoms = np.pad(atoms, [around[dim] if dim in outer else (0, 0) for dim in range(rank)], constant_values=PAD)
     padded = Value(tuple(node.meta["val"].shape), atoms)

@@ -1,7 +1,7 @@
-"""The table of operators: what each does to zeros, constants and channels, and whether it is an activation.
+"""The operator table: effect of each operator on zeros, constants and channels, and whether it is an activation.
 
-The graph, the search for sites and the masks all read this table. To add an operator, give it an entry with the rule of
-a similar one, or write a rule. :func:`add_operator` adds one of the user's own.
+The graph, the search for sites and the masks use this table. To support another operator, add an entry with the rule of
+a similar one, or write a rule. :func:`add_operator` adds custom operators.
 """
 
 import math
@@ -35,14 +35,14 @@ from softprune.graph.modules import is_known_norm
 
 SUMS = ("add", "sub", "rsub")
 PRODUCTS = ("mul", "max_unpool2d", "max_unpool3d")
-"""Zero where either tensor is; no index that max_unpool reads is a known constant."""
+"""Operators that are zero if either operand is zero. The indices that max_unpool reads are never constants."""
 
 
 # --- rules: one tensor ------------------------------------------------------------------------------------------------
 
 
 def pointwise(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
-    """Map one value at a time: an activation, or arithmetic with a number."""
+    """Rule of elementwise operators: activations and arithmetic."""
     given = [place for place, each in enumerate(node.args) if isinstance(each, Node)]
     if len(given) == 2:
         return _two_tensors(builder, node)
@@ -55,22 +55,22 @@ def pointwise(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
 
 
 def copied(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
-    """Copy values, perhaps to another dtype or device."""
-    builder.answer_for(node)  # of a second tensor, dtype and device alone are taken
+    """Rule of copies, possibly to another dtype or device."""
+    builder.answer_for(node)  # only dtype and device of a second tensor are used
     value, kind = builder.tensor(node.args[0]), node.meta["val"].dtype
     return builder.channelwise(node, value, identity if kind.is_floating_point else partial(_as, kind))
 
 
 def dropout(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
-    """Drop values at random in training."""
+    """Rule of dropout, which is the identity in evaluation."""
     return builder.channelwise(node, builder.tensor(node.args[0]), None if argument(node, 2, False) else identity)
 
 
 def spatial(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
-    """Compute within each channel, over space: pooling, resampling."""
+    """Rule of operators over space within each channel: pooling, resampling."""
     value = builder.tensor(node.args[0])
     rank = re.search(r"([123])d", operator_name(node))
-    # Without a batch dimension, or with one too few, the operator's space is where the channels are.
+    # With fewer dimensions, the operator would treat channels as space.
     if rank is not None and len(value.shape) != int(rank[1]) + 2:
         raise Opaque("mixes them")
     value.along(1)
@@ -78,7 +78,7 @@ def spatial(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
 
 
 def along_space(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
-    """Compute along one dimension, which must not be that of the channels: softmax, cumsum."""
+    """Rule of operators along a dimension other than the channels: softmax, cumsum."""
     value, dim = builder.tensor(node.args[0]), argument(node, 1)
     if not isinstance(dim, int) or builder.differ_along(value, dim % len(value.shape)):
         raise Opaque("mixes them")
@@ -86,7 +86,7 @@ def along_space(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
 
 
 def fill(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
-    """Make a constant in the shape of a tensor: channels follow the tensor's, values come from zero padding."""
+    """Rule of constants in the shape of a tensor, whose channels follow those of the tensor."""
     source = next(place for place, given in enumerate(node.args) if isinstance(given, Node))
     atoms = builder.table.follow(builder.tensor(node.args[source]).atoms)
     builder.graph.ops.append(ChannelwiseOp(np.full_like(atoms, PAD), atoms, _applied(node, source)))
@@ -94,8 +94,8 @@ def fill(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
 
 
 def constant(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
-    """Make a constant in a shape of its own: zeros are padding, once they are joined to channels."""
-    builder.answer_for(node)  # of a tensor, dtype and device alone are taken
+    """Rule of constants with a shape of their own. Zeros count as padding when they are concatenated to channels."""
+    builder.answer_for(node)  # only dtype and device of a tensor are used
     shape = tuple(node.meta["val"].shape)
     if operator_name(node) in ("zeros", "new_zeros"):
         return Value(shape, np.full((1,) * len(shape), PAD))
@@ -106,12 +106,12 @@ def constant(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
 
 
 def _two_tensors(builder: GraphBuilder, node: Node) -> Any:
-    """Combine two tensors value by value, with broadcasting: counterparts are cut together."""
+    """Combine two tensors elementwise, with broadcasting, and tie their channels."""
     given = [place for place, each in enumerate(node.args) if isinstance(each, Node)]
     left, right = (_padded(builder.tensor(node.args[place]), node.meta["val"].ndim) for place in given)
     name = operator_name(node)
     if name == "div" and not node.kwargs:
-        # x / y is zero where x is, whatever y is.
+        # x / y is zero if x is, regardless of y.
         inverse = Value(right.shape, builder.mapped(right.atoms, torch.reciprocal, keeps_zero=False))
         return builder.combined(node, left, inverse, operator.mul, absorbs_zero=True)
     evaluate = _applied(node, *given)
@@ -119,7 +119,7 @@ def _two_tensors(builder: GraphBuilder, node: Node) -> Any:
 
 
 def choice(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
-    """Choose one of two values by a condition: a constant where both are the same one, whatever the condition says."""
+    """Rule of where and masked_fill. The result is constant if both values are the same constant."""
     condition, *given = node.args if operator_name(node) == "where" else [node.args[i] for i in (1, 0, 2)]
     if len(given) != 2:
         raise Opaque("is used in an unusual way")
@@ -127,7 +127,7 @@ def choice(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
     where, *values = [
         _padded(builder.tensor(each), len(shape)) for each in (condition, *given) if isinstance(each, Node)
     ]
-    # The condition shares its channels with the result; none of its values reaches it.
+    # The condition shares channels with the result, but not values.
     unread = builder.mapped(where.atoms, None, keeps_zero=False)
     if not values:  # where(condition, 1.0, 0.0)
         return Value(shape, unread)
@@ -143,7 +143,7 @@ def choice(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
 
 
 def _applied(node: Node, *positions: int) -> Evaluate:
-    """Return the node's own operator on constants in place of its tensors, which stand at these positions."""
+    """Return a function that applies the node's operator to constants in place of the tensors at these positions."""
     if len(positions) != sum(isinstance(each, Node) for each in (*node.args, *node.kwargs.values())):
         raise Opaque("reads further tensors")
     kinds = [node.args[position].meta["val"].dtype for position in positions]  # type: ignore[union-attr]
@@ -158,7 +158,7 @@ def _applied(node: Node, *positions: int) -> Evaluate:
 
 
 def _as(kind: torch.dtype, constants: Tensor) -> Tensor:
-    """Return constants in a dtype whose arithmetic differs: integers wrap around, and casts to them truncate."""
+    """Cast constants to integer and boolean dtypes, whose arithmetic differs; leave them in float64 otherwise."""
     return constants if kind.is_floating_point else constants.to(kind)
 
 
@@ -171,7 +171,7 @@ def _padded(value: Value, rank: int) -> Value:
 
 
 def convolution(builder: GraphBuilder, node: Node, entry: Operator) -> Value:
-    """Read every input channel of its group in every output channel."""
+    """Rule of convolutions: each output channel reads all input channels of its group."""
     transposed = operator_name(node).startswith("conv_transpose")
     weight: Any = node.args[1]
     bias, groups = argument(node, 2), argument(node, 6, 1)
@@ -180,19 +180,19 @@ def convolution(builder: GraphBuilder, node: Node, entry: Operator) -> Value:
     shape, weight_shape = node.meta["val"].shape, weight.meta["val"].shape
     if len(shape) != len(weight_shape):
         raise Opaque("reads them along another dimension")
-    # A transposed convolution's weights act once per input position.
+    # The weights of a transposed convolution are used once per input position.
     moved = value.shape if transposed else shape
     output = builder.fresh_value(node, 1)
     kernel, positions = weight_shape[2:], builder.positions(math.prod(moved[2:]) * moved[0])
-    # A transposed convolution leaves positions that fewer weights reach: its constants are no constants.
+    # In a transposed convolution, some output positions use fewer weights, so constants do not stay constant.
     padded = transposed or not _is_unpadded(argument(node, 4, 0), kernel)
     kind = "conv_transpose" if transposed else "conv"
     layer = LayerOp(builder.module_name(node), kind, groups, math.prod(kernel), padded, selectable=True)
     use = Use(inputs, output.atoms.ravel(), positions, builder.positions(math.prod(shape[2:]) * shape[0]))
     if not builder.add_layer(node, weight, bias, use, layer):
-        raise Opaque("has a weight that is not a module's own parameter")
+        raise Opaque("has a weight that is not a parameter of its module")
     if groups > 1 and len(inputs) == groups and shape[1] > groups:
-        # Depthwise with a multiplier: the outputs of one input go together.
+        # Depthwise with a multiplier: the outputs of an input channel are removed together.
         grouped = output.atoms.reshape(groups, -1)
         builder.table.union(grouped[:, :1], grouped)
     return output
@@ -204,11 +204,11 @@ def _is_unpadded(padding: Any, kernel: Any) -> bool:
     return not any(padding) if isinstance(padding, (list, tuple)) else not padding
 
 
-_NO_LAYER = "multiplies them with a matrix outside a layer, where nn.Linear could be cut"
+_NO_LAYER = "multiplies them with a matrix outside a layer; nn.Linear can be cut"
 
 
 def linear(builder: GraphBuilder, node: Node, entry: Operator) -> Value:
-    """Read every input channel, of the last dimension, in every output channel."""
+    """Rule of linear layers: each output channel reads all input channels, in the last dimension."""
     weight: Any = node.args[1]
     value, shape = builder.tensor(node.args[0]), node.meta["val"].shape
     inputs = value.along(len(value.shape) - 1)
@@ -216,16 +216,16 @@ def linear(builder: GraphBuilder, node: Node, entry: Operator) -> Value:
     positions = builder.positions(math.prod(shape[:-1]))
     use = Use(inputs, output.atoms.ravel(), positions, positions)
 
-    # A Select picks along dimension 1.
+    # A Select gathers along dimension 1.
     layer = LayerOp(builder.module_name(node), "linear", 1, 1, padded=False, selectable=len(value.shape) == 2)
     if not builder.add_layer(node, weight, argument(node, 2), use, layer):
         attention = isinstance(builder.module_of(node), nn.MultiheadAttention)
-        raise Opaque("belongs to an attention that checks their number" if attention else _NO_LAYER)
+        raise Opaque("belongs to an attention module that checks their number" if attention else _NO_LAYER)
     return output
 
 
 def norm(builder: GraphBuilder, node: Node, entry: Operator) -> Value:
-    """Normalise each channel with parameters of its own: BatchNorm and InstanceNorm."""
+    """Rule of BatchNorm and InstanceNorm, which normalise each channel separately."""
     parameters = node.args[1:5]
     own = is_known_norm(type(builder.module_of(node))) or any(given is not None for given in parameters)
     if operator_name(node) == "instance_norm" and not own:
@@ -235,18 +235,18 @@ def norm(builder: GraphBuilder, node: Node, entry: Operator) -> Value:
     weight, bias, running_mean, _ = parameters
     use = Use(inputs, output.atoms.ravel(), 0)
     if not builder.add_norm(node, weight if weight is not None else running_mean, bias, use):  # type: ignore[arg-type]
-        raise Opaque("does not use one known module's own parameters")
+        raise Opaque("does not use the parameters of a known module")
     return output
 
 
 def prelu(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
-    """Multiply negative values with a learned slope."""
+    """Rule of PReLU, which multiplies negative values by a learned slope."""
     value, slope = builder.tensor(node.args[0]), builder.tensor(node.args[1])
     inputs = value.along(1)
     if slope.shape[:1] == (len(inputs),):
         builder.table.union(slope.atoms.ravel(), inputs)
     else:
-        builder.table.pin(slope.atoms, f"one of them is the slope of all channels in {builder.place(node)}")
+        builder.table.pin(slope.atoms, f"it is the slope of all channels in {builder.place(node)}")
     return builder.channelwise(node, value, None, activation="prelu")
 
 
@@ -254,7 +254,7 @@ def prelu(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
 
 
 def reduction(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
-    """Reduce some dimensions to one value: sums, means, the largest values."""
+    """Rule of reductions over dimensions: sum, mean, max."""
     if isinstance(argument(node, 1), Node):  # torch.max(x, y)
         return pointwise(builder, node, entry)
     name, value = operator_name(node), builder.tensor(node.args[0])
@@ -268,7 +268,7 @@ def reduction(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
     if any(builder.differ_along(value, dim) for dim in varying):
         raise Opaque("combines channels, so that none of them can be removed")
     head = value.atoms
-    if name == "sum":  # over tied groups (radix of ResNeSt, say) it leaves one channel per class
+    if name == "sum":  # a sum over tied groups (the radix of ResNeSt) leaves one channel per class
         head, varying = _added_up(builder, head, varying), []
     for dim in dims:
         head = head.take([0], axis=dim)
@@ -280,7 +280,7 @@ def reduction(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
 
 
 def _added_up(builder: GraphBuilder, atoms: IntArray, dims: Sequence[int]) -> IntArray:
-    """Return the channels left when those along `dims` are added to each other: zero where all of them are."""
+    """Return the channels that result from adding those along `dims`; zero if all of them are zero."""
     for dim in dims:
         total, *others = np.split(atoms, atoms.shape[dim], axis=dim)
         for other in others:
@@ -296,7 +296,7 @@ def _added_up(builder: GraphBuilder, atoms: IntArray, dims: Sequence[int]) -> In
 # --- the table --------------------------------------------------------------------------------------------------------
 
 OPERATORS: dict[str, Operator] = {}
-"""Operator name, as :func:`softprune.graph.builder.operator_name` returns it -> what it does."""
+"""Maps operator names, as returned by :func:`softprune.graph.builder.operator_name`, to their entries."""
 
 
 def _add(rule: Callable[..., Any], *names: str, **properties: Any) -> None:
@@ -364,7 +364,7 @@ _add(along_space, "cumsum", "sort")
 # --- channels together ------------------------------------------------------------------------------------------------
 _add(reduction, "mean", "amax", "amin", "max", "min", keeps_constants=True)
 _add(reduction, "sum", "var", "prod", "linalg_vector_norm")
-_add(reduction, "logsumexp", "std", "argmax", "argmin", at_zero=math.nan)  # std has no finite gradient at zero
+_add(reduction, "logsumexp", "std", "argmax", "argmin", at_zero=math.nan)  # the gradient of std at zero is infinite
 _add(convolution, "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
 _add(linear, "linear")
 _add(norm, "batch_norm", "instance_norm")
@@ -376,7 +376,7 @@ _add(movements.movement, "repeat", "repeat_interleave", "pixel_unshuffle")
 _add(movements.squeeze, "squeeze", transparent=True)
 _add(movements.pixel_shuffle, "pixel_shuffle")
 _add(movements.split, "chunk", "split", "split_with_sizes", "tensor_split", transparent=True)
-_add(movements.movement, "getitem", transparent=True)  # of pieces: the graph follows it without a rule
+_add(movements.movement, "getitem", transparent=True)  # handled in tracing.py; listed because it is transparent
 _add(movements.piece, "slice", transparent=True)
 _add(movements.positions, "select", "unbind", "roll", "rot90", "unfold")
 _add(movements.indexing, "index", "index_select", transparent=True)
@@ -387,31 +387,31 @@ _add(movements.padding, "pad", "constant_pad_nd", transparent=True)
 
 
 def add_operator(name: str, entry: Operator) -> None:
-    """Tell softprune what an operator of your own (``torch.library``) does, so that channels can be cut through it.
+    """Add a custom operator (``torch.library``) to the table, so that the channels around it can be cut.
 
     Args:
-        name: ``"mine::act"``, or as `inspect` shows it, ``"mine.act.default"``.
-        entry: What it does, such as ``Operator(pointwise, activation=Activation(left_tail_dies=True))``, with a rule
-            that :mod:`softprune.graph` has.
+        name: ``"mine::act"``, or as shown by `inspect`, ``"mine.act.default"``.
+        entry: Its entry, such as ``Operator(pointwise, activation=Activation(left_tail_dies=True))``, with one of the
+            rules of :mod:`softprune.graph`.
     """
     space, name, *_ = [*re.split(r"::|\.", name), ""]
     if not space or not name:
-        raise ConfigError(f"An operator's name must be namespace::name. Got {space!r}; write 'mine::{space}', say.")
+        raise ConfigError(f"The name of an operator must be namespace::name. Got {space!r}; write 'mine::{space}'.")
     if not callable(entry.rule):
         raise ConfigError(
-            f"The rule of an operator must be a function. Got {entry.rule!r}; pass one of softprune.graph, such as "
+            f"The rule of an operator must be a function. Got {entry.rule!r}; use one of softprune.graph, such as "
             "pointwise."
         )
     OPERATORS[qualified(space, name)] = entry
 
 
 def activations() -> dict[str, Activation]:
-    """Return the activations that a dropped channel passes as zero, by the name of their operator."""
+    """Return all activations, which map zero to zero, by name of their operator."""
     return {name: entry.activation for name, entry in OPERATORS.items() if entry.activation is not None}
 
 
 def find_activation(name: str) -> Activation | None:
-    """Return what is known of an activation by the name that :meth:`Operator.activation_of` gives it."""
+    """Return the activation with a name returned by :meth:`Operator.activation_of`; None if unknown."""
     base, _, slope = name.partition("*")
     entry = OPERATORS.get(base)
     known = None if entry is None else entry.activation

@@ -1,14 +1,14 @@
-"""Read a network: run it once on tensors that have shapes but no data, and keep its operators as a torch.fx graph.
+"""Read a network: run it on tensors that have shapes but no data, and record its operators as a torch.fx graph.
 
-The recorder stands above autograd, where operators are those that forward() calls. Those that are written in terms of
-others are taken apart first (`DECOMPOSED`), so that they need no rule. `node.meta` has:
+The recorder runs above autograd, so it sees the operators that forward() calls. Composite operators are decomposed
+(`DECOMPOSED`), so that they need no rule. `node.meta` contains:
 
 * ``val``: the output, without data;
-* ``calls``: the calls of modules that were running, the innermost last: a key of the call, and the name;
-* ``returned``: the calls that gave it, of one tensor to one with as many samples and positions, each with the node of
-  that tensor;
+* ``calls``: the running module calls, innermost last, each with a key and the name of the module;
+* ``returned``: the module calls that returned this tensor for a single tensor with the same batch and spatial size,
+  each with the node of that input;
 * ``tensor``: on placeholders, the name of the parameter or buffer;
-* ``made``: on placeholders, whether it is a tensor that forward() reads and that is neither given nor registered.
+* ``made``: on placeholders, whether forward() reads a tensor that is neither an input nor registered.
 """
 
 from __future__ import annotations
@@ -45,24 +45,24 @@ ExampleLike = Any
 
 
 ModuleCall = tuple[str, str]
-"""A key of the call, and the name of the module."""
+"""(key of the call, name of the module)."""
 
 
 def per_sample(count: int, batch: int) -> int:
-    """Return a count over a whole batch per sample; what does not depend on the batch counts unchanged."""
+    """Convert a count for a batch to a count per sample; a count not divisible by the batch size is unchanged."""
     return count // batch if count % batch == 0 else count
 
 
 def first_floating(model: torch.nn.Module) -> Tensor | None:
-    """Return the first floating parameter or buffer, which says where a network is and in which precision."""
+    """Return the first floating-point parameter or buffer, to determine device and dtype of a network."""
     values = itertools.chain(model.parameters(), model.buffers())
     return next((tensor for tensor in values if tensor.is_floating_point()), None)
 
 
 def leaves_of(output: Any) -> Iterator[Any]:
-    """Yield what a network returns, without the containers around it, dict-likes and dataclasses included."""
+    """Yield the leaves in the output of a network, also inside dict-like objects and dataclasses."""
     for leaf in pytree.tree_leaves(output):
-        if hasattr(leaf, "keys"):  # the outputs of Hugging Face's models are both
+        if hasattr(leaf, "keys"):  # test first, since outputs of Hugging Face models are dataclasses too
             yield from leaves_of(dict(leaf))
         elif is_dataclass(leaf):
             yield from leaves_of([getattr(leaf, field.name, None) for field in fields(leaf)])
@@ -72,14 +72,14 @@ def leaves_of(output: Any) -> Iterator[Any]:
 
 @dataclass(frozen=True)
 class Example:
-    """One call of the model: ``model(*args, **kwargs)``."""
+    """A call of the model: ``model(*args, **kwargs)``."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
     @classmethod
     def of(cls, example: ExampleLike) -> Example:
-        """Read what a user passes as ``example``."""
+        """Convert the argument ``example`` of a user."""
         if isinstance(example, Example):
             return example
         if isinstance(example, Tensor):
@@ -89,7 +89,7 @@ class Example:
         if not isinstance(example, tuple):
             raise ModelError(
                 "`example` must be a tensor, a tuple of positional arguments, or (args, kwargs). "
-                f"Got {type(example).__name__}. Pass what you would pass to the model: torch.randn(2, 3, 32, 32), "
+                f"Got {type(example).__name__}. Pass the arguments of the model: torch.randn(2, 3, 32, 32), "
                 "(image, mask), ((), {'pixel_values': image}) for keywords, or (batch,) where one argument is a dict."
             )
         if len(example) == 2 and isinstance(example[0], tuple) and isinstance(example[1], dict):
@@ -97,7 +97,7 @@ class Example:
         return cls(example, {})
 
     def tensors(self) -> list[Tensor]:
-        """Return all tensors among the arguments, nested ones too."""
+        """Return all tensors in the arguments, including nested ones."""
         return [leaf for leaf in pytree.tree_leaves((self.args, self.kwargs)) if isinstance(leaf, Tensor)]
 
     def map(self, function: Any) -> Example:
@@ -106,7 +106,7 @@ class Example:
         return Example(args, kwargs)
 
     def to_model(self, model: torch.nn.Module) -> Example:
-        """Return the same call on the device and in the floating dtype of `model`'s parameters (or buffers)."""
+        """Return the same call with the device and floating-point dtype of `model`'s parameters (or buffers)."""
         like = first_floating(model)
         if like is None:
             return self
@@ -118,18 +118,18 @@ class Example:
         return self.map(move)
 
     def batch_size(self) -> int | None:
-        """Return the common first dimension of all tensors; None where they differ or no tensor has a second one."""
+        """Return the first dimension of all tensors; None if they differ or if no tensor has a second dimension."""
         tensors = self.tensors()
         sizes = {tensor.shape[0] if tensor.ndim else None for tensor in tensors}
         return sizes.pop() if len(sizes) == 1 and any(tensor.ndim > 1 for tensor in tensors) else None
 
     def first(self, count: int) -> Example:
-        """Return the same call on at most `count` samples, where all tensors share their first dimension."""
+        """Return the same call with at most `count` samples; unchanged if there is no batch dimension."""
         batch = self.batch_size()
         return self if batch is None or batch <= count else self.with_batch(count)
 
     def with_batch(self, size: int) -> Example:
-        """Return the same call with every tensor's first dimension repeated (or cut) to `size`."""
+        """Return the same call with batch size `size`, by repeating or dropping samples."""
 
         def resize(tensor: Tensor) -> Tensor:
             repeats = -(-size // max(tensor.shape[0], 1))
@@ -144,16 +144,16 @@ logger = get_logger(__name__)
 
 aten = torch.ops.aten
 PLAIN = (int, float, complex, bool, str, type(None))
-"""What a network may return beside tensors."""
+"""Types that a network may return in addition to tensors."""
 TORCH = os.path.dirname(torch.__file__)
-"""The folder of torch's own code."""
+"""Folder of PyTorch's code."""
 PROCESS_WIDE = threading.RLock()
-"""Held while a network is read or tried: modes and settings of torch, and warnings, are of the whole process."""
+"""Lock for global state, such as modes and settings of PyTorch and warnings, while a network is read or tried."""
 LARGEST_CONSTANT = 4096
-"""Elements of a constant whose values are known."""
+"""Maximum number of elements of a constant whose values are tracked."""
 ANALYSIS_BATCH = 13
-"""Batch size of the analysis: not 1, so that squeezing and broadcasting cannot hide the batch dimension; and a prime
-that sizes are seldom multiples of, since a count that it divides is taken to grow with the batch."""
+"""Batch size of the analysis. Not 1, so that squeezing and broadcasting cannot hide the batch dimension, and a prime
+that rarely divides other sizes, since counts that it divides are assumed to scale with the batch."""
 
 # fmt: off
 COMPOSITE = (
@@ -162,7 +162,7 @@ COMPOSITE = (
     "adjoint", "fliplr", "flipud", "tile", "type_as", "atleast_1d", "atleast_2d", "atleast_3d",
 )
 # fmt: on
-"""Operators that torch itself writes in terms of others."""
+"""Composite operators, which PyTorch itself can decompose."""
 DECOMPOSED: dict[Any, Callable[..., Tensor]] = {
     overload: overload.decompose
     for name in COMPOSITE
@@ -172,42 +172,42 @@ DECOMPOSED: dict[Any, Callable[..., Tensor]] = {
 } | {
     aten.channel_shuffle.default: lambda x, groups: x.unflatten(1, (groups, -1)).transpose(1, 2).flatten(1, 2),
     aten.glu.default: lambda x, dim=-1: (halves := x.chunk(2, dim))[0] * halves[1].sigmoid(),
-    # The product ties the channels of both.
+    # The product ties the channels of both tensors.
     aten.view_as.default: lambda x, other: x.view(other.shape) * torch.ones_like(other, dtype=x.dtype),
     aten.reshape_as.default: lambda x, other: x.reshape(other.shape) * torch.ones_like(other, dtype=x.dtype),
     aten.expand_as.default: lambda x, other: x * torch.ones_like(other, dtype=x.dtype),
     aten.addcmul.default: lambda x, left, right, *, value=1: x + value * (left * right),
     aten.addcdiv.default: lambda x, left, right, *, value=1: x + value * (left / right),
 }
-"""Operator -> the same in terms of operators that have rules."""
+"""Maps operators to equivalent functions of operators with rules."""
 
 
 @dataclass(frozen=True, eq=False)
 class ForwardPass:
-    """The operators of one call of a network, in order."""
+    """The operators of a call of a network, in order."""
 
     nodes: list[Node]
     training: bool
     example: Example
     any_batch: bool
-    """Whether the example was brought to the analysis' batch size: the model then takes any."""
+    """Whether the call was made with ANALYSIS_BATCH, so that the model accepts any batch size."""
 
     def tensors_read(self) -> set[str]:
-        """Return the names of the parameters and buffers that some operator reads."""
+        """Return the names of the parameters and buffers that operators read."""
         return {node.meta["tensor"] for node in self.nodes if "tensor" in node.meta and node.users}
 
     def parameters_unread(self, model: nn.Module) -> set[str]:
-        """Return the names of the parameters that no operator reads, under any of the names that a tied one has."""
+        """Return the names of the parameters that no operator reads under any of their names."""
         every = dict(model.named_parameters(remove_duplicate=False))
         used = {id(every[name]) for name in self.tensors_read() if name in every}
         return {name for name, parameter in model.named_parameters() if id(parameter) not in used}
 
 
 def read_passes(model: nn.Module, example: ExampleLike) -> list[ForwardPass]:
-    """Return the operators of `model` in eval mode, and in train mode too where that one reads more parameters.
+    """Record the operators of `model` in eval mode, and also in training mode if that uses more parameters.
 
-    Nothing is computed and the model is left as it was. Networks with auxiliary training heads (GoogLeNet, Inception)
-    have two passes; all others one.
+    Nothing is computed and the model is not changed. Networks with auxiliary training heads (GoogLeNet, Inception)
+    have two passes, all others one.
     """
     _check_readable(model, Example.of(example))
     given = Example.of(example).to_model(model)
@@ -227,7 +227,7 @@ def read_passes(model: nn.Module, example: ExampleLike) -> list[ForwardPass]:
         try:
             training = ForwardPass(record(model, attempt, training=True), True, attempt, any_batch)
         except Exception as error:
-            logger.info("the network cannot be read in training mode (%s), only in evaluation", error)
+            logger.info("the network can only be read in eval mode; in training mode: %s", error)
         else:
             if training.tensors_read() - evaluation.tensors_read():
                 passes.append(training)
@@ -235,9 +235,9 @@ def read_passes(model: nn.Module, example: ExampleLike) -> list[ForwardPass]:
 
 
 def size_dependence(model: nn.Module, forward: ForwardPass) -> str:
-    """Return the first operator that another input size changes, and its place; empty where there is none.
+    """Return the first operator that changes with the input size, with its location; empty if there is none.
 
-    The network is read at the double and at half of all dimensions after the second, where it takes them.
+    The network is read with all dimensions after the second doubled and halved, if it accepts these sizes.
     """
 
     def operators(nodes: list[Node]) -> list[tuple[str, str]]:
@@ -255,7 +255,7 @@ def size_dependence(model: nn.Module, forward: ForwardPass) -> str:
         try:
             other = record(model, forward.example.map(resized(factor)))
         except Exception:
-            continue  # it takes no such size
+            continue  # the network does not accept this size
         pairs = itertools.zip_longest(operators(forward.nodes), operators(other), fillvalue=("nothing", ""))
         for (here, place), (there, _) in pairs:
             if here != there:
@@ -264,9 +264,9 @@ def size_dependence(model: nn.Module, forward: ForwardPass) -> str:
 
 
 def record(model: nn.Module, example: Example, *, training: bool = False) -> list[Node]:
-    """Return the operators of one call. The model is left as it was.
+    """Record the operators of a call. The model is not changed.
 
-    Raise an exception where the forward pass cannot run without data, or returns what is no tensor.
+    Raise an exception if the forward pass cannot run without data, or returns anything but tensors.
     """
     fast_path = torch.backends.mha.get_fastpath_enabled()
     with without_data(model, example) as (mode, fakes, call), warnings.catch_warnings():
@@ -280,7 +280,7 @@ def record(model: nn.Module, example: Example, *, training: bool = False) -> lis
         torch.backends.mha.set_fastpath_enabled(False)
         try:
             with (
-                patch.object(fake_tensor.log, "disabled", True),  # torch logs what is raised
+                patch.object(fake_tensor.log, "disabled", True),  # PyTorch logs errors that it raises
                 torch.no_grad(),
                 mode,
                 enable_python_dispatcher(),
@@ -298,30 +298,30 @@ def record(model: nn.Module, example: Example, *, training: bool = False) -> lis
 
 @contextmanager
 def without_data(model: nn.Module, example: Example) -> Iterator[tuple[FakeTensorMode, dict[str, Tensor], Example]]:
-    """Yield a mode, parameters and buffers by name, and a call, all without data. The model is left as it was."""
+    """Yield a FakeTensorMode, parameters and buffers by name, and a call without data. The model is not changed."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     named = (*model.named_parameters(), *model.named_buffers())
     fakes = {name: fake_like(mode, tensor) for name, tensor in named}
     call = example.map(lambda tensor: fake_like(mode, tensor))
-    # It computes with constants, writes into them included; by default, with single elements only.
+    # Propagate constants of up to LARGEST_CONSTANT elements, also through writes; by default only single elements.
     known = patch.object(fake_tensor, "CONSTANT_NUMEL_LIMIT", LARGEST_CONSTANT)
     with PROCESS_WIDE, attributes_kept(model), torch.compiler.set_stance("force_eager"), known:
         yield mode, fakes, call
 
 
 class Constants:
-    """Knows the values of tensors that are no parameter, buffer or input, which forward() may read.
+    """Tracks the values of tensors other than parameters, buffers and inputs, which forward() may read.
 
-    Operators run on copies, so that no tensor of the model changes. Use inside :func:`without_data`.
+    Operators run on copies, so that no tensor of the model changes. For use inside :func:`without_data`.
     """
 
     def __init__(self, mode: FakeTensorMode) -> None:
         self._mode = mode
         self._fakes: dict[int, tuple[Tensor, Tensor]] = {}
-        """id -> a tensor, which stays alive so that its id stays its own, and the fake tensor that stands for it."""
+        """Maps ids to (tensor, fake tensor). Keeping the tensor alive keeps its id unique."""
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Return the result of an operator inside the FakeTensorMode."""
+        """Run an operator inside the FakeTensorMode."""
         args, kwargs = pytree.tree_map_only(Tensor, self._fake, (args, kwargs))
         return func(*args, **kwargs)
 
@@ -337,10 +337,10 @@ class Constants:
 
 
 def fake_like(mode: FakeTensorMode, tensor: Tensor) -> Tensor:
-    """Return a tensor like `tensor` without data."""
+    """Return a fake tensor like `tensor`, without data."""
     if type(tensor) not in (Tensor, nn.Parameter) or tensor.layout != torch.strided or tensor.is_quantized:
         return mode.from_tensor(tensor.detach())
-    # from_tensor is much slower.
+    # Much faster than from_tensor.
     empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
     return FakeTensor(mode, empty, tensor.device)
 
@@ -349,8 +349,8 @@ def fake_like(mode: FakeTensorMode, tensor: Tensor) -> Tensor:
 def calls_noted(
     running: list[ModuleCall], model: nn.Module, note: Callable[[ModuleCall, Tensor, Tensor], None] | None = None
 ) -> Iterator[None]:
-    """Keep in `running` the calls of modules that are running, the innermost last, and `note` those that make a tensor
-    of one tensor."""
+    """Keep the running module calls in `running`, innermost last, and call `note` for calls that map a single tensor
+    to a tensor."""
     handles, numbers = [], itertools.count(1)
 
     def entering(name: str) -> Callable[..., None]:
@@ -375,15 +375,15 @@ def calls_noted(
 
 
 class _Recorder(ProxyTorchDispatchMode):
-    """Appends every operator to a graph, above autograd: before composite operators are taken apart."""
+    """Appends every operator to a graph, above autograd, where composite operators are not yet decomposed."""
 
-    # torch admits only modes of this class above autograd; nothing of it is used beside its place.
+    # PyTorch allows only modes of this class above autograd. Nothing else of it is used.
     def __init__(self, constants: Constants) -> None:
         super().__init__(None, "fake", pre_dispatch=True)  # type: ignore[arg-type]
         self._known = constants
         self.graph = Graph()
         self._nodes: dict[int, tuple[Tensor, Node]] = {}
-        """id -> a tensor, which stays alive so that its id stays its own, and the node that gave it last."""
+        """Maps ids to (tensor, last node that returned it). Keeping the tensor alive keeps its id unique."""
         self._shapes: list[tuple[Tensor, torch.Size]] = []
         self.running: list[ModuleCall] = []
 
@@ -408,17 +408,17 @@ class _Recorder(ProxyTorchDispatchMode):
             node.meta.update(val=output, calls=tuple(self.running))
             self._track(output, node)
         elif func._schema.is_mutable:
-            raise ModelError(f"softprune cannot record {func}, which returns nothing.")
+            raise ModelError(f"softprune cannot record {func}, which returns no tensor.")
         return output
 
     def note_result(self, call: ModuleCall, given: Tensor, output: Tensor) -> None:
-        """Note which call gave `output`, if it has the samples and positions of what was `given`."""
+        """Record that `call` returned `output`, if it has the batch and spatial size of the input `given`."""
         (_, source), (_, node) = (self._nodes.get(id(each), (None, None)) for each in (given, output))
         if node is not None and (output.shape[:1], output.shape[2:]) == (given.shape[:1], given.shape[2:]):
             node.meta.setdefault("returned", []).append((call, source))
 
     def finish(self, output: Any) -> list[Node]:
-        """Return all nodes, the outputs' last."""
+        """Return all nodes; the last one is the output."""
         if any(tensor.shape != shape for tensor, shape in self._shapes):
             raise ModelError("softprune cannot record operators that change a tensor's shape in place.")
         leaves = list(leaves_of(output))
@@ -454,7 +454,7 @@ class _Recorder(ProxyTorchDispatchMode):
         return self._nodes[id(tensor)][1]
 
     def _twin(self, tensor: Tensor) -> Tensor | None:
-        """Return the recorded tensor that `tensor` is a second object of: torch wraps what zeros_like gives again."""
+        """Return the recorded tensor with the same storage, since PyTorch wraps the result of zeros_like again."""
         if not isinstance(tensor, FakeTensor):
             return None
         storage = tensor.untyped_storage()._cdata
@@ -472,32 +472,32 @@ def _holds_tensor(value: Any) -> bool:
 
 
 def _check_readable(model: nn.Module, given: Example) -> None:
-    """Raise for what would fail anywhere in forward(), or go wrong."""
+    """Raise a ModelError for networks and examples that are known not to work."""
     missing = first_uninitialised(model)
     if missing is not None and missing[1] == "lazy":
-        raise ModelError(f"parameters must have shapes. Got '{missing[0]}', a lazy one; run the model once before.")
+        raise ModelError(f"parameters must have shapes. Got '{missing[0]}', a lazy one; run the model once first.")
     for name, module in model.named_modules():
-        if hasattr(module, "fake_quant_enabled"):  # by an attribute, since torch warns where the class is imported
+        if hasattr(module, "fake_quant_enabled"):  # importing the class would cause a warning of PyTorch
             raise ModelError(
                 f"a network prepared for quantisation-aware training cannot be pruned. Got {type(module).__name__} at "
                 f"'{name}'; prune first, then prepare the compact network."
             )
     if given.batch_size() == 0 or (missing is None and any(tensor.is_meta for tensor in given.tensors())):
         raise ModelError(
-            "`example` must hold at least one sample, with values. Got "
-            f"{', '.join(f'{tuple(t.shape)} on {t.device}' for t in given.tensors())}; torch.randn(2, ...) will do."
+            "`example` must contain at least one sample, with data. Got "
+            f"{', '.join(f'{tuple(t.shape)} on {t.device}' for t in given.tensors())}; use torch.randn(2, ...)."
         )
 
 
 def _explained(model: nn.Module, example: Example, failure: Exception) -> ModelError:
-    """Return the error to raise for a network that cannot be read: the example's fault, or what forward() does."""
+    """Return the error for a network that cannot be read, because of the example or of its forward()."""
     if isinstance(failure, ModelError):
         return ModelError(str(failure))
     shapes = ", ".join(str(tuple(tensor.shape)) for tensor in example.tensors())
     given = f"tensors of shape {shapes}" if shapes else f"no tensor among {example.args!r} and {example.kwargs!r}"
     rule, remedy = (
         "forward() must run on tensors that have shapes but no data, which is how softprune reads networks",
-        "Python that depends on values in forward() is the usual cause; prune the part without it (for detection "
+        "The usual cause is Python code in forward() that depends on values; prune the part without it (for detection "
         "models: model.backbone).",
     )
     try:
@@ -517,8 +517,8 @@ def _explained(model: nn.Module, example: Example, failure: Exception) -> ModelE
 
 
 def _is_converted(model: nn.Module) -> bool:
-    """Return whether the network was converted to a program or to integers, of which nothing can be cut."""
-    # torch.export's program is a GraphModule with methods of its own in place of train() and eval().
+    """Return whether the network was exported, scripted or quantised, so that it cannot be cut."""
+    # torch.export returns a GraphModule with its own train() and eval().
     exported = isinstance(model, torch.fx.GraphModule) and "eval" in model.__dict__
     return exported or any(
         isinstance(module, torch.jit.ScriptModule) or ".quantized." in type(module).__module__

@@ -1,16 +1,16 @@
-"""Which BatchNorms can be masked, and which of them share one mask.
+"""Find the BatchNorms that can be masked, and those that share a mask.
 
-A BatchNorm is a site by itself where its every reader is an activation that keeps zero at zero. Where the outputs of
-BatchNorms are added, a channel of the sum is zero only if it is zero in every one of them. Three kinds of sites follow:
+A BatchNorm is a site on its own if all its readers are activations that map zero to zero. If the outputs of several
+BatchNorms are added, a channel of the sum is zero only if it is zero in all of them. This gives three kinds of sites:
 
-* ``sum``: the BatchNorms of one sum that an activation reads (RepVGG, projection shortcuts);
-* ``linear``: a BatchNorm that no activation follows (projections of MobileNetV2);
-* ``stream``: all BatchNorms that write one residual stream (post-activation ResNets).
+* ``sum``: BatchNorms that are added before an activation (RepVGG, projection shortcuts);
+* ``linear``: a BatchNorm without a following activation (projections of MobileNetV2);
+* ``stream``: all BatchNorms that write to a residual stream (post-activation ResNets).
 
-A *point* is a set of BatchNorms that are added up before one activation, or before one layer that reads them without.
+A *point* is a set of BatchNorms whose sum is read by an activation, or by a layer without an activation.
 
-A stream may *enter* a wider one through a shortcut that pads zero channels ("option A"). Each has its own mask. A
-channel of the wider stream is dead only if the channel that enters there is dead as well.
+A stream may *enter* a wider stream through a zero-padding shortcut ("option A"). Each has its own mask. A channel of
+the wider stream is dead only if the channel that enters it is dead too.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -44,24 +44,24 @@ from softprune.graph.modules import is_known_batch_norm
 from softprune.graph.operators import OPERATORS, activations, pointwise
 
 WRITTEN_OUT = tuple(name for name, activation in activations().items() if activation.left_tail_dies)
-"""Activations that forward() may write out in arithmetic, such as x * sigmoid(x)."""
+"""Activations that forward() may implement by arithmetic, such as x * sigmoid(x)."""
 LARGEST_FORMULA = 12
-"""Operators that a written-out activation has at most (GELU in its tanh form has nine)."""
+"""Maximum number of operators in such an activation (GELU in its tanh form has nine)."""
 NOTHING = -1
-"""No BatchNorm: an input, the output of a layer, a parameter."""
+"""Marks atoms that are not written by a BatchNorm: inputs, outputs of layers, parameters."""
 ZERO = -2
-"""Padding with zeros along the channels, and constants."""
+"""Marks zero padding along the channels, and constants."""
 NO_ACTIVATION = "none"
 Point = frozenset[int]
 Entries = dict[tuple[int, int], None]
-"""Narrower streams, each with that channel; in order, once each."""
+"""Ordered set of (root BatchNorm of a narrower stream, first channel)."""
 
 
 # --- sites of one BatchNorm -----------------------------------------------------------------------------------------
 
 
 def find_sites(builder: GraphBuilder) -> tuple[tuple[Site, ...], tuple[Frozen, ...]]:
-    """Return every BatchNorm of the model, as a site or frozen with its reason, in the order of the model."""
+    """Return all BatchNorms of the model, in its order, as sites or as frozen ones with their reasons."""
     sites: list[Site] = []
     frozen: list[Frozen] = []
     for name, module in builder.model.named_modules():
@@ -81,26 +81,26 @@ def find_sites(builder: GraphBuilder) -> tuple[tuple[Site, ...], tuple[Frozen, .
 
 
 def _named_batch_norm(module: nn.Module) -> bool:
-    """Return whether an unknown class calls itself BatchNorm and has tensors, which a module around one has not."""
+    """Return whether a module of an unknown class is a BatchNorm by its name, and not a wrapper around one."""
     own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
     return "BatchNorm" in type(module).__name__ and (bool(own) or next(module.children(), None) is None)
 
 
 def _unusable_because(builder: GraphBuilder, name: str, module: nn.Module, known: bool) -> str | None:
-    """Return why the module cannot carry a mask at all."""
+    """Return why the module cannot be masked; None if it can."""
     if not known:
         return (
-            f"{type(module).__name__} is not among the BatchNorm classes that softprune knows; those of torch.nn "
-            "are, and weights of a FrozenBatchNorm2d load into them"
+            f"{type(module).__name__} is not a BatchNorm class that softprune knows; use one of torch.nn, which can "
+            "load the weights of a FrozenBatchNorm2d"
         )
     if name not in builder.called:
-        return "the forward pass does not call it as a whole, or not at all, so that a mask has no effect"
+        return "the forward pass does not call the module, so a mask would have no effect"
     if getattr(module, "weight", None) is None or getattr(module, "bias", None) is None:
         return "it has no learned scale and shift (affine=False)"
     if not all(parameter.requires_grad for parameter in module.parameters(recurse=False)):
-        return "its scale and shift do not both train (requires_grad=False)"
+        return "its scale or shift is not trained (requires_grad=False)"
     if not getattr(module, "track_running_stats", True):
-        return "it keeps no running statistics, so its output in evaluation depends on the batch"
+        return "it has no running statistics, so its output in evaluation depends on the batch"
     return None
 
 
@@ -109,7 +109,7 @@ def _activation_after_each(nodes: Sequence[Node]) -> tuple[str | None, str]:
     found = {_activation_after(node) for node in nodes}
     refused = sorted(reason for activation, reason in found if activation is None)
     if refused or len(found) > 1:
-        return None, refused[0] if refused else "different activations read it in its different uses"
+        return None, refused[0] if refused else "different activations read it in different calls"
     return found.pop()
 
 
@@ -146,12 +146,12 @@ def _refusal(name: str, reader: Node) -> str:
     if reader.op == "output":
         return "it is an output of the model"
     if name in OPERATORS and OPERATORS[name].rule is pointwise and OPERATORS[name].at_zero:
-        return f"{name} follows, and {name}(0) = {OPERATORS[name].at_zero}: a dropped channel would not be dead"
-    return f"{name} reads it with no activation in between"
+        return f"{name} reads it, and {name}(0) = {OPERATORS[name].at_zero}: a dropped channel would not be dead"
+    return f"{name} reads it without an activation in between"
 
 
 def _written_out(source: Node) -> str | None:
-    """Return the activation that the arithmetic after `source` spells out, found by its values."""
+    """Return the activation that the arithmetic after `source` implements, identified by its values."""
     points = torch.linspace(-8.0, 8.0, 321, dtype=torch.float64)
     values: dict[Node, Any] = {source: points}
     node = source
@@ -162,7 +162,7 @@ def _written_out(source: Node) -> str | None:
             return None
         try:
             values[node] = node.target(*_filled(node.args, values), **_filled(node.kwargs, values))  # type: ignore[operator]
-        except (RuntimeError, IndexError):  # it needs dimensions
+        except (RuntimeError, IndexError):  # the operator needs more dimensions
             return None
         if not isinstance(values[node], Tensor) or values[node].shape != points.shape:
             return None
@@ -186,9 +186,9 @@ def _filled(arguments: Any, values: dict[Node, Any]) -> Any:
 
 
 def find_groups(builder: GraphBuilder, sites: Sequence[Site], frozen: Sequence[Frozen]) -> tuple[Site, ...]:
-    """Return the sums, linear BatchNorms and streams of a network, where they are no sites of one BatchNorm.
+    """Return the sites of kind sum, linear and stream.
 
-    A BatchNorm may be in a sum and in a stream; :meth:`ChannelGraph.with_kinds` gives streams precedence.
+    A BatchNorm may be in a sum and in a stream; :meth:`ChannelGraph.with_kinds` prefers streams.
     """
     single = {site.name for site in sites}
     usable = single | {norm.name for norm in frozen if norm.maskable}
@@ -218,7 +218,7 @@ def find_groups(builder: GraphBuilder, sites: Sequence[Site], frozen: Sequence[F
         if any(found[source][1] != activation for source, _ in sources):
             activation = NO_ACTIVATION
         if len(numbers) > 1 and len(points) == 1 and activation != NO_ACTIVATION and not sources:
-            continue  # a sum that is not added to anything later
+            continue  # a sum, which is not added to anything later
         kind = "linear" if len(numbers) == 1 and not sources else "stream"
         entering = tuple((offset, _named(found[source][0], names)) for source, offset in sources)
         groups.append(site(kind, points, activation, entering))
@@ -230,21 +230,21 @@ def _named(points: Sequence[Point], names: Sequence[str]) -> tuple[tuple[str, ..
 
 
 class _Sums(ForwardAnalysis):
-    """For every atom, the stream that it belongs to, its channel there, and what was added since an activation."""
+    """Computes for each atom its stream, its channel there, and the BatchNorms added since the last activation."""
 
     def __init__(self, atoms: int, widths: Mapping[str, int]) -> None:
         self._numbers = {name: number for number, name in enumerate(widths)}
         self._widths = np.array(list(widths.values()), dtype=np.int64)
         self._streams = ChannelSets()
-        self._streams.fresh(len(widths))  # after the one of padding
+        self._streams.fresh(len(widths))  # after the class of padding
         self._sets: list[Point] = [frozenset()]
         self._ids: dict[Point, int] = {frozenset(): 0}
         self._read: dict[Point, tuple[set[str], bool]] = {}
-        """Point -> activations that read it, and whether nothing else was added; in order of execution."""
+        """Maps points to (activations that read it, whether nothing else was added), in order of execution."""
         self.broken: set[int] = set()
-        """BatchNorms to whose stream something is added that no mask makes zero, or at other channels."""
+        """BatchNorms of streams to which something is added that no mask sets to zero, or with other channels."""
         self._entries: set[tuple[int, int, int]] = set()
-        """BatchNorm of a stream, BatchNorm of a narrower stream that is padded and added to it, first channel."""
+        """(BatchNorm of a stream, BatchNorm of a narrower stream that enters it, first channel)."""
         self.writer: IntArray = np.full(atoms, NOTHING, dtype=np.int64)
         self.place: IntArray = np.full(atoms, NOTHING, dtype=np.int64)
         self.point: IntArray = np.zeros(atoms, dtype=np.int64)
@@ -252,24 +252,24 @@ class _Sums(ForwardAnalysis):
         self.writer[PAD] = ZERO
         super().__init__(self.writer, self.place, self.point, self.pure)
 
-    # --- what was found ----------------------------------------------------------------------------------------
+    # --- results -----------------------------------------------------------------------------------------------
 
     def stream_of(self, number: int) -> int:
-        """Return the first BatchNorm of the stream that BatchNorm `number` writes."""
+        """Return the first BatchNorm of the stream that BatchNorm `number` writes to."""
         return int(self._streams.find(np.array([number + 1]))[0]) - 1
 
     def entering(self, root: int, offset: int = 0, found: Entries | None = None) -> Entries:
-        """Return the narrower streams whose channels are in the stream `root`, and where their first channels are."""
+        """Return the narrower streams that enter the stream `root`, each with the position of its first channel."""
         found = {} if found is None else found
         for wide, narrow, first in sorted(self._entries):
             place = self.stream_of(narrow), offset + first
-            if self.stream_of(wide) == root and place not in found:  # there may be many paths to it
+            if self.stream_of(wide) == root and place not in found:  # there may be several paths to it
                 found[place] = None
                 self.entering(*place, found)
         return found
 
     def pure_points(self) -> dict[Point, set[str]]:
-        """Return the points that one activation reads, of BatchNorms that nothing else reads -> the activation."""
+        """Return the points whose BatchNorms are read by a single activation only, with this activation."""
         return {
             point: set(activations)
             for point, (activations, pure) in self._read.items()
@@ -280,14 +280,14 @@ class _Sums(ForwardAnalysis):
         }
 
     def points_of(self, numbers: Collection[int]) -> tuple[list[Point], str]:
-        """Return the points of a stream, each without the BatchNorms of earlier ones, and the common activation."""
+        """Return the points of a stream, each without the BatchNorms of earlier points, and the common activation."""
         points: list[Point] = []
         activations: set[str] = set()
         seen: set[int] = set()
         for point, (read_by, _) in self._read.items():
             if not point.isdisjoint(numbers):
                 activations |= read_by
-                # Dead at the earlier points, a channel sees its own BatchNorm alone at this one.
+                # If a channel is dead at the earlier points, only the new BatchNorms matter at this one.
                 new = point - seen
                 points += [new] if new else []
                 seen |= point
@@ -334,7 +334,7 @@ class _Sums(ForwardAnalysis):
             self._note(op.right, NO_ACTIVATION)
 
     def constant(self, op: ConstantOp) -> None:
-        self.writer[op.outputs] = ZERO  # of a branch that is gone: a stream goes on without it
+        self.writer[op.outputs] = ZERO  # of a removed branch, which does not affect the stream
 
     def opaque(self, op: OpaqueOp) -> None:
         for atoms in op.inputs:
@@ -349,7 +349,7 @@ class _Sums(ForwardAnalysis):
         left, right = self.writer[op.left], self.writer[op.right]
         written = bool((left >= 0).all() and (right >= 0).all())
         aligned = (self.place[op.left] == self.place[op.right]).all()
-        # One mask covers all of a BatchNorm: a narrower one, added to a slice of channels, cannot share it.
+        # A mask applies to a whole BatchNorm, so a narrower one that is added to a slice cannot share it.
         if not (written and aligned and (self._widths[left] == self._widths[right]).all()):
             for atoms in (op.left, op.right):
                 self._note(atoms, NO_ACTIVATION)
@@ -364,7 +364,7 @@ class _Sums(ForwardAnalysis):
         self.point[op.outputs] = np.array(united)[where.ravel()]
 
     def _enters(self, padded: IntArray, stream: IntArray) -> bool:
-        """Return whether `padded` adds to `stream` nothing but zeros and, between them, all of a narrower stream."""
+        """Return whether `padded` consists of zeros or of a whole narrower stream between zeros."""
         inner = np.flatnonzero(self.writer[padded] != ZERO)
         if not len(inner):
             return True
@@ -379,11 +379,11 @@ class _Sums(ForwardAnalysis):
         return True
 
     def _is_all_of(self, number: int, atoms: IntArray) -> bool:
-        """Return whether `atoms` are all channels that BatchNorm `number` writes, in order."""
+        """Return whether `atoms` are all channels of BatchNorm `number`, in order."""
         in_order = np.array_equal(self.place[atoms], np.arange(self._widths[number]))
         return in_order and bool((self.writer[atoms] == number).all())
 
-    # --- inside ------------------------------------------------------------------------------------------------
+    # --- internal ----------------------------------------------------------------------------------------------
 
     def _id(self, point: Point) -> int:
         if point not in self._ids:
@@ -392,7 +392,7 @@ class _Sums(ForwardAnalysis):
         return self._ids[point]
 
     def _note(self, atoms: IntArray, activation: str) -> None:
-        """Record that an activation, or a layer without one, reads these atoms."""
+        """Record that an activation, or a layer (NO_ACTIVATION), reads these atoms."""
         atoms = atoms.ravel()
         for number in np.unique(self.point[atoms[self.writer[atoms] >= 0]]).tolist():
             if number:

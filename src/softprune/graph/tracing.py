@@ -1,4 +1,4 @@
-"""From a model and an example to its channel graph: the rules of its operators, in order of execution."""
+"""Trace a model: apply the rules of its operators in order of execution to build the channel graph."""
 
 import operator
 from collections import Counter
@@ -22,7 +22,7 @@ logger = get_logger(__name__)
 
 
 def _walk(builder: GraphBuilder, forward: ForwardPass) -> None:
-    """Let the rule of each operator relate its channels, in order."""
+    """Apply the rule of each operator, in order."""
     builder.training, builder.values = forward.training, {}
     overwritten = _overwritten_by(forward.nodes)
     for node in forward.nodes:
@@ -43,17 +43,17 @@ def _walk(builder: GraphBuilder, forward: ForwardPass) -> None:
 def _placeholder(builder: GraphBuilder, node: Node) -> Any:
     example = node.meta["val"]
     if "tensor" in node.meta:
-        return node  # a parameter: read by the rule that knows what it is
+        return node  # a parameter, which the rule of its reader interprets
     if "made" not in node.meta:
         return builder.pinned_value(example.shape, f"they are combined with the model's input '{node.name}'")
-    # forward() copies the tensors that it makes. One that is stored somewhere may have changed at the cut.
+    # Tensors created in forward() are copied. Others are stored somewhere and may change before the cut.
     made = all(operator_name(user) == "lift_fresh_copy" for user in node.users)
     known = made and type(example) is Tensor and example.numel() == 1 and not example.is_meta
     return builder.constant_value(example.shape, example.item() if known else None)
 
 
 def _call(builder: GraphBuilder, node: Node) -> Any:
-    """Return what an operator gives, by its rule; without one, what reaches it is frozen."""
+    """Return the output of an operator by its rule; without a rule, freeze its inputs."""
     name, example = operator_name(node), node.meta["val"]
     if name == "getitem":
         container: Any = builder.values[node.args[0]]  # type: ignore[index]
@@ -67,7 +67,7 @@ def _call(builder: GraphBuilder, node: Node) -> Any:
             result = entry.rule(builder, node, entry)
         except Opaque as what:
             return builder.opaque(node, builder.reason(node, what))
-        # Kept whole: what the operator reads and its rule asks nothing about, such as the grid to sample at.
+        # Pin the inputs that the rule did not ask about, such as a sampling grid.
         for value in builder.values_of([given for given in node.all_input_nodes if given not in builder.asked]):
             builder.table.pin(value.atoms, builder.reason(node, "reads them beside its data"))
         return result
@@ -80,14 +80,14 @@ def _call(builder: GraphBuilder, node: Node) -> Any:
 
 
 def _constant_output(builder: GraphBuilder, node: Node) -> Value:
-    """Return the constant of a `ConstantOutput`: its last operator gives it the layer's shape."""
+    """Return the constant of a `ConstantOutput`, whose last operator returns it in the shape of the layer's output."""
     name = builder.module_name(node)
     module = builder.modules[name]
     assert isinstance(module, ConstantOutput)
     shape = tuple(node.meta["val"].shape)
     dim = 1 if len(shape) > 2 else len(shape) - 1
     if shape[dim] != len(module.value):
-        return builder.pinned_value(shape, "a ConstantOutput gives them")
+        return builder.pinned_value(shape, "they are inside a ConstantOutput")
     if name not in builder.constant_outputs:
         atoms = builder.constant_outputs[name] = builder.table.fresh(len(module.value))
         builder.graph.ops.append(ConstantOp(name, atoms, module.value.detach().double().cpu()))
@@ -98,24 +98,24 @@ def _constant_output(builder: GraphBuilder, node: Node) -> Value:
 
 
 def _overwrite(builder: GraphBuilder, stale: Node, writer: Node) -> None:
-    """Freeze a tensor into whose memory `writer` wrote, and that is read again: what it holds then has no rule."""
+    """Freeze a tensor whose memory `writer` has overwritten and that is read again."""
     value = builder.values.get(stale)
     if isinstance(value, Value):
         reason = builder.reason(writer, "overwrites a part of them")
         builder.table.pin(value.atoms, reason)
-        sources = [value, *builder.values_of([writer])]  # an input may reach it through what was written
+        sources = [value, *builder.values_of([writer])]  # it may depend on inputs through the written values
         builder.values[stale] = builder.mixed(value.shape, reason, [source.atoms for source in sources])
 
 
 def _overwritten_by(nodes: Sequence[Node]) -> dict[Node, list[Node]]:
-    """Return the tensors that a node changes because they share the memory that it writes, and that are read again.
+    """Return for each node the tensors that share the memory it writes to and are read again later.
 
-    The graph follows ``x += y`` and ``relu(x, inplace=True)`` itself: later readers of `x` read the result. It does
-    not follow writes through views: after ``x[:, :4] = 0`` later readers of `x` still point at the node before it.
+    The graph handles ``x += y`` and ``relu(x, inplace=True)``, since later readers of `x` read the result. It does not
+    handle writes through views: after ``x[:, :4] = 0``, later readers of `x` still refer to the earlier node.
     """
     order = {node: number for number, node in enumerate(nodes)}
     memory: dict[Node, set[Node]] = {}
-    """Node -> all that share its memory."""
+    """Maps nodes to the nodes that share their memory."""
     found: dict[Node, list[Node]] = {}
     for node, here in order.items():
         schema, first = getattr(node.target, "_schema", None), next(iter(node.args), None)
@@ -130,18 +130,18 @@ def _overwritten_by(nodes: Sequence[Node]) -> dict[Node, list[Node]]:
 
 
 def _written_by(node: Node) -> Iterator[Node]:
-    """Yield the tensors that a node writes in place."""
+    """Yield the tensors that a node changes in place."""
     schema = getattr(node.target, "_schema", None)
     for parameter, written in zip([] if schema is None else schema.arguments, node.args, strict=False):
         if parameter.alias_info is not None and parameter.alias_info.is_write and isinstance(written, Node):
             yield written
 
 
-# --- modules that may go as a whole --------------------------------------------------------------------------------
+# --- modules that may be removed as a whole ------------------------------------------------------------------------
 
 
 def _branches(builder: GraphBuilder, nodes: Sequence[Node]) -> list[Branch]:
-    """Return the modules that touch the rest of the network by their result alone, in the order of their calls."""
+    """Return the modules that affect the rest of the network only by their result, in order of their calls."""
     members: dict[str, set[Node]] = {}
     for node in nodes:
         for key, _ in node.meta.get("calls", ()):
@@ -158,7 +158,7 @@ def _branches(builder: GraphBuilder, nodes: Sequence[Node]) -> list[Branch]:
 
 
 def _added(builder: GraphBuilder, own: set[Node], source: Node, result: Node) -> tuple[IntArray | None, str]:
-    """Return what a module adds to its input, and the activation after the sum; None where it does something else."""
+    """Return the tensor that a module adds to its input, and the activation after the sum; None for other modules."""
     activation = operator_name(result) if operator_name(result) == "relu" else ""
     total = result.args[0] if activation else result
     if not isinstance(total, Node) or total not in own or source in own or operator_name(total) != "add":
@@ -171,8 +171,8 @@ def _added(builder: GraphBuilder, own: set[Node], source: Node, result: Node) ->
 
 
 def _stands_alone(builder: GraphBuilder, name: str, own: set[Node], result: Node, nodes: Sequence[Node]) -> bool:
-    """Return whether nothing but the `result` of a module is read or written by others, and it has layers."""
-    if not own.isdisjoint(builder.unread):  # what they cost is counted for the whole network
+    """Return whether a module has layers and other modules read and write only its `result`."""
+    if not own.isdisjoint(builder.unread):  # their cost is only known for the whole network
         return False
     used = all(own.issuperset(node.users) and own.issuperset(_written_by(node)) for node in own - {result})
     layers = [record for each, record in builder.called.items() if each.startswith(f"{name}.")]
@@ -182,18 +182,18 @@ def _stands_alone(builder: GraphBuilder, name: str, own: set[Node], result: Node
     return all(own.issuperset(node.users) for node in tensors)
 
 
-# --- the way from a model to its graph ----------------------------------------------------------------------------
+# --- from a model to its graph -------------------------------------------------------------------------------------
 
 
 def check_is_module(model: object, name: str = "model") -> None:
-    """Raise unless it is a network, built: a class, or arguments in another order, are the usual mistakes."""
+    """Raise a ModelError unless `model` is an nn.Module. Usual mistakes are a class, or swapped arguments."""
     if not isinstance(model, nn.Module):
-        got = f"the class {model.__name__}, not an object of it" if isinstance(model, type) else type(model).__name__
+        got = f"the class {model.__name__}, not an instance" if isinstance(model, type) else type(model).__name__
         raise ModelError(f"`{name}` must be a torch.nn.Module. Got {got}; build the network and pass it.")
 
 
 def check_is_bare(model: nn.Module, name: str, then: str = "") -> None:
-    """Raise for a wrapper, whose names and class the compact network and its file would have."""
+    """Raise a ModelError for a wrapper, whose class and names would end up in the compact network and its file."""
     inner = "_orig_mod" if "_orig_mod" in model._modules else "module"
     if inner == "_orig_mod" or isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
         raise ModelError(
@@ -203,15 +203,15 @@ def check_is_bare(model: nn.Module, name: str, then: str = "") -> None:
 
 
 def _keep_shared(builder: GraphBuilder) -> None:
-    """Keep modules whole whose tensors have another name, too, or are read by forward() as well."""
+    """Freeze modules whose tensors are shared with other modules or used outside their module."""
     names: dict[int, list[str]] = {}
     records: dict[int, list[LayerOp | NormOp]] = {}
     for path, module in builder.modules.items():
         record = builder.called.get(path)
         for attribute, tensor in (*module._parameters.items(), *module._buffers.items()):
-            if tensor is not None and tensor.ndim:  # not the batches that a BatchNorm counts
+            if tensor is not None and tensor.ndim:  # without num_batches_tracked
                 names.setdefault(id(tensor), []).append(f"{path}.{attribute}".lstrip("."))
-                # What else a layer has is not cut with it.
+                # Other tensors of a layer are not cut.
                 if record is not None and (isinstance(record, NormOp) or attribute in ("weight", "bias")):
                     records.setdefault(id(tensor), []).append(record)
     free = {id(builder.tensors[name]): read for name, read in builder.graph.free_parameters.items()}
@@ -231,13 +231,13 @@ def _keep_shared(builder: GraphBuilder) -> None:
 
 
 def _freezing_operators(builder: GraphBuilder) -> dict[str, str]:
-    """Return the operators without a rule that freeze channels of layers or BatchNorms, and where they stand."""
+    """Return the operators without a rule that freeze channels of layers or BatchNorms, with their locations."""
     reasons = set().union(*(builder.table.reasons(record.outputs) for record in builder.called.values()))
     return dict(builder.unknown[reason] for reason in builder.unknown if reason in reasons)
 
 
 def trace(model: nn.Module, example: ExampleLike) -> ChannelGraph:
-    """Record the operators of `model` and relate its channels. The model is left as it was."""
+    """Return the channel graph of `model`, traced on `example`. The model is not changed."""
     check_is_module(model)
     check_is_bare(model, "model", ", and wrap or compile the network after the pruner is made")
     passes = read_passes(model, example)
@@ -256,8 +256,8 @@ def trace(model: nn.Module, example: ExampleLike) -> ChannelGraph:
     graph.size_dependence = size_dependence(model, passes[0])
     if graph.size_dependence:
         logger.warning(
-            "softprune: %s: forward() runs other operators at other input sizes (%s). A cut is proved at the sizes "
-            "that are compared; pass inputs of the others to softprune.verify.",
+            "softprune: %s: the operators of forward() depend on the input size (%s). A cut is verified only at some "
+            "sizes; pass inputs of the other sizes to softprune.verify.",
             type(model).__name__,
             graph.size_dependence,
         )

@@ -1,7 +1,7 @@
-"""All masks of a model at once: who decides about the channels, and the hooks that count and prepare forwards.
+"""The masks of all sites of a model, and the hooks that prepare them for each forward pass.
 
-A mask is some seventy operations on a few hundred numbers. Launched site by site from Python they cost more
-than the BatchNorms themselves; over the channels of all sites in one row they are one short chain.
+A mask takes about seventy operations on a few hundred numbers. Launched from Python for each site, they would cost more
+than the BatchNorms themselves, so they are computed once over a vector of the channels of all sites.
 """
 
 from __future__ import annotations
@@ -36,31 +36,31 @@ Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class HookOwner:
-    """What has bound methods as hooks of a masked model: they are removed with the masks."""
+    """Base class of objects whose methods are hooks of a masked model. Removing the masks removes these hooks."""
 
 
 class Masks(HookOwner):
     """The masks of all sites of a model, whose BatchNorms are masked in place.
 
-    The channels of all sites stand in one row; `slices` says where. Tensors change in place only, so that compiled
-    steps and captured CUDA graphs see it.
+    Vectors (called rows) contain the channels of all sites; `slices` gives the slice of each site. Tensors change in
+    place only, so that compiled steps and captured CUDA graphs see the changes.
 
     Args:
-        network: The network; masked in place.
-        sites: Its sites.
-        clock: Counts the forward passes, and drives the noise.
-        floors: The fewest channels that a site keeps, by name.
-        round_to: The multiple of channels that a site keeps.
-        coupled: Groups of sites, with the same floor, of which only channels that all of them keep are left.
+        network: The network, masked in place.
+        sites: The sites of the network.
+        clock: Counts forward passes and determines the noise.
+        floors: Minimum number of channels that each site keeps, by name.
+        round_to: The number of channels that a site keeps is a multiple of this.
+        coupled: Groups of coupled sites with the same floor, which lose every channel that one of them drops.
     """
 
     shared: ClassVar[tuple[str, ...]] = ()
-    """Tensors that hold the decision. A deep copy of the model (an EMA, say) shares them: they follow the model to
-    another device, and stay there where a copy is moved."""
+    """Names of tensors with the decision. Deep copies of the model, such as an EMA, share them. They move to another
+    device with the model, but not with a copy."""
     transient: ClassVar[tuple[str, ...]] = ()
-    """What a forward in progress has drawn, which belongs to its graph alone."""
+    """Names of attributes of the current forward pass, which are not copied."""
     gate_statistics: GateStatistics = "none"
-    """Which running statistics are not updated in channels whose sample is at most 1/2."""
+    """Which running statistics are not updated in channels whose sampled mask is at most 1/2."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Masks(HookOwner):
         self.slices = self.layout.slices
         self.modules: tuple[Any, ...] = self.layout.modules(network)
         self.columns = self.layout.columns
-        """The channels of each masked BatchNorm."""
+        """Slice of the channels of each masked BatchNorm."""
         self.device: torch.device = self.modules[0].weight.device
         self.clock = Clock(device=self.device) if clock is None else clock
         self._is_copy = False
@@ -96,27 +96,27 @@ class Masks(HookOwner):
         return dict(zip(self.layout.members, self.modules, strict=False))
 
     def fold(self, bn: MaskedBatchNorm) -> Folded:
-        """Return the affine of a masked BatchNorm in the forward that calls it."""
+        """Return scale and shift of a masked BatchNorm in the current forward pass."""
         raise NotImplementedError
 
     def hard(self, network: nn.Module | None = None) -> Tensor:
-        """Return the decision, True where a channel is kept. `network`: an EMA or other copy, masked or not."""
+        """Return the hard masks, True for kept channels. `network`: a copy such as an EMA, masked or not."""
         raise NotImplementedError
 
     def dead(self, network: nn.Module | None = None) -> Tensor:
-        """Return True where a channel is dead; a multiple or a floor may keep it nevertheless."""
+        """Return True for dead channels, some of which may be kept by a floor or a multiple."""
         return ~self.hard(network)
 
     def by_site(self, row: Tensor) -> dict[str, Tensor]:
-        """Return the part of a row of channels that each site has."""
+        """Split a row into the parts of the sites, by name."""
         return {site.name: row[self.slices[site.name]] for site in self.sites}
 
     def row(self, by_site: Mapping[str, Tensor]) -> Tensor:
-        """Return the row of channels from its parts."""
+        """Concatenate the parts of the sites to a row."""
         return torch.cat([by_site[site.name].to(self.device) for site in self.layout.sites])
 
     def filled(self, keep: Tensor, scores: Tensor) -> Tensor:
-        """Return a row `keep`, filled up to floors and multiples with the channels of the highest scores."""
+        """Return `keep` with the highest-scoring further channels that floors and multiples require."""
         scores = scores if scores.is_floating_point() else scores.double()
         kept_first = torch.where(keep, torch.inf, scores)
         for group, floor in self._common:
@@ -127,7 +127,7 @@ class Masks(HookOwner):
 
     @property
     def words(self) -> Tensor:
-        """The part of the noise's hash that belongs to each channel."""
+        """The constant part of the noise hash, (channels,)."""
         if self._words is None or self._words[0] != self.clock.seed:
             numbers = {site.name: number for number, site in enumerate(self.sites)}
             words = [channel_words(self.clock.seed, numbers[site.name], site.width) for site in self.layout.sites]
@@ -135,34 +135,34 @@ class Masks(HookOwner):
         return self._words[1]
 
     def prepare(self, training: bool) -> None:
-        """Compute what the forward pass that follows needs of all sites."""
+        """Prepare the masks of all sites for the next forward pass."""
 
     def begin_forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        """Begin a forward pass of the model: the hook before it."""
+        """Forward pre-hook of the model."""
         if in_backward():
             return
         if module.training:
             if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None:
-                # What is drawn is kept for later forwards, and pruner.loss reads the network's own parameters.
+                # Sampled masks are kept after the forward pass, and pruner.loss reads the network's own parameters.
                 raise ModelError(
-                    "a masked network trains by autograd. Got a training forward in a transform of torch.func; use "
-                    "loss.backward() or torch.autograd.grad, or call the network in eval mode."
+                    "a masked network must be trained by autograd. Got a training forward pass in a torch.func "
+                    "transform; use loss.backward() or torch.autograd.grad, or call the network in eval mode."
                 )
             self.clock.begin_forward()
             self.note_inputs(args, kwargs)
         self.prepare(module.training)
 
     def note_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Remember the inputs of a training forward, where a budget needs them."""
+        """Record the inputs of a training forward pass if a budget needs them."""
 
     def draw_ahead(self, chain: Chain) -> None:
-        """Draw the masks of the next training forward now, where masks are drawn."""
+        """Sample the masks of the next training forward pass now, if the method samples masks."""
 
     def end_forward(self, module: nn.Module, args: Any, output: Any) -> None:
-        """End a forward pass of the model: the hook after it."""
+        """Forward hook of the model."""
 
     def to(self, device: torch.device) -> None:
-        """Follow the model to another device."""
+        """Move to the device of the model."""
         if device == self.device:
             return
         self.device = device
@@ -176,7 +176,7 @@ class Masks(HookOwner):
                 setattr(self, name, value.detach().to(device).requires_grad_(value.requires_grad))
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return what is stored of the decision, to resume from."""
+        """Return the tensors of the decision, to resume from."""
         return {name: getattr(self, name).detach().clone() for name in self.shared}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -198,13 +198,13 @@ class Masks(HookOwner):
 
 
 class StoredMasks(Masks):
-    """Stored masks, for methods that decide elsewhere, or have decided."""
+    """Masks that are set by the method, such as those of ranking methods."""
 
     shared: ClassVar[tuple[str, ...]] = ("keep",)
     masked_training = True
-    """Whether the masks act in training. Otherwise the BatchNorms train as plain ones."""
+    """Whether the masks are applied in training; otherwise the BatchNorms train like plain ones."""
     masked_evaluation = True
-    """Whether they act in evaluation."""
+    """Whether the masks are applied in evaluation."""
 
     def __init__(self, network: nn.Module, sites: Iterable[Site], clock: Clock | None = None, **rules: Any) -> None:
         super().__init__(network, sites, clock, **rules)
@@ -227,28 +227,28 @@ class StoredMasks(Masks):
 
 
 class SoftMasks(Masks):
-    """SCP's masks: each BatchNorm's own shift and scale say how likely a channel is dead.
+    """SCP's masks, determined by the shift and scale of each BatchNorm, or by a budget.
 
-    A mask is drawn for every channel and training forward; in evaluation the hard mask is in force.
+    In training, masks are sampled in every forward pass. In evaluation, the hard masks are used.
     """
 
     shared = ("drop",)
     transient = ("inputs", "_folds", "_rows")
     inputs: Sequence[Call] = ()
-    """Of the last training forwards, for a budget."""
+    """Inputs of the most recent training forward passes, for a budget."""
     _folds: list[Folded] | None = None
-    """The affine of every masked BatchNorm in the forward in progress, or in the one that goes backward."""
+    """Scale and shift of every masked BatchNorm in the current forward pass, kept until its backward pass is done."""
     _rows: tuple[Tensor, Tensor] | None = None
     drop: Tensor | None
-    """The log-odds that a budget drops each channel: -inf for those that stay, inf for those that are off. None without
-    a budget, when each channel's own shift and scale decide."""
+    """Log-odds that a budget drops each channel: -inf for channels that are kept, inf for those that are off. None
+    without a budget; then the shift and scale of a channel determine its mask."""
 
     def __init__(
         self, network: nn.Module, sites: Iterable[Site], clock: Clock, config: MaskConfig | None = None, **rules: Any
     ) -> None:
         sites, config = tuple(sites), config or MaskConfig()
         for site in sites:
-            dead_edges(site.activation, config)  # refuses an unknown name now, and solves before anything is compiled
+            dead_edges(site.activation, config)  # raises for unknown names, and caches the bounds before compilation
         super().__init__(network, sites, clock, **rules)
         self.config, self.gate_statistics = config, config.gate_statistics
         self.drop = None
@@ -257,16 +257,16 @@ class SoftMasks(Masks):
         self._drawn_ahead = False
 
     def record(self, samples: int) -> None:
-        """Keep the inputs of the last training forwards that together hold `samples` samples; 0 keeps none.
+        """Record the inputs of the last training forward passes, at least `samples` samples; 0 records none.
 
-        The masks are a budget's from here on: `drop` decides.
+        From now on a budget determines the masks, by `drop`.
         """
         if self.drop is None:
             self.drop = torch.full((self.layout.channels,), -torch.inf, device=self.device)
         self._samples, self.inputs = samples, self.inputs if samples else ()
 
     def note_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Remember the inputs of a training forward, if they are recorded. Loops that compile the forward call this."""
+        """Record the inputs of a training forward pass. Loops that compile the forward pass must call this."""
         if not self._samples or self._is_copy or torch.compiler.is_compiling():
             return
         self.inputs = [*self.inputs, (args, kwargs)]
@@ -274,7 +274,7 @@ class SoftMasks(Masks):
             self.inputs = self.inputs[1:]
 
     def inputs_to_save(self) -> list[Call]:
-        """Return the inputs of past steps that the next step does not replace."""
+        """Return the recorded inputs, except those that the next step will replace anyway."""
         replaced = len(self.inputs) == 1 and _samples(self.inputs[0]) >= self._samples
         return [] if replaced else [*self.inputs]
 
@@ -282,21 +282,21 @@ class SoftMasks(Masks):
         self.inputs = [tree_map_only(Tensor, lambda tensor: tensor.to(self.device), call) for call in inputs]
 
     def state_dict(self) -> dict[str, Tensor]:
-        return {}  # what decides is in the weights, or in the budget's state
+        return {}  # the masks follow from the weights, or from the state of the budget
 
     @contextmanager
     def trial(self) -> Iterator[Tensor]:
-        """Evaluate with other masks for a while: those that are written into the row that this yields."""
+        """Yield a row of masks, which are used for evaluation within the block."""
         self._trial = self.hard().clone()
         try:
             yield self._trial
         finally:
             self._trial = None
 
-    # --- what is known of the channels -------------------------------------------------------------------------
+    # --- statistics of the channels ----------------------------------------------------------------------------
 
     def parameters(self, network: nn.Module | None = None) -> tuple[Tensor, Tensor]:
-        """Return beta and gamma of all BatchNorms in one row."""
+        """Return beta and gamma of all BatchNorms, each concatenated to a row."""
         norms: Any = self.modules if network is None else self.layout.modules(network)
         return (
             torch.cat([bn.bias.to(self.device) for bn in norms]),
@@ -304,7 +304,7 @@ class SoftMasks(Masks):
         )
 
     def _at_points(self, function: Callable[..., Tensor], beta: Tensor, gamma: Tensor) -> Tensor:
-        """Return a function of shift, scale and activation of every point."""
+        """Apply a function of shift, scale and activation to every point."""
         beta, gamma = self.layout.at_points(beta, gamma)
         if len(self.layout.segments) == 1:
             return function(beta, gamma, self.config, self.layout.segments[0][0])
@@ -313,12 +313,12 @@ class SoftMasks(Masks):
         )
 
     def dead_probability(self, beta: Tensor, gamma: Tensor) -> Tensor:
-        """Return how likely each channel is dead: at the point of its site where that is least likely."""
+        """Return the dead probability of each channel, the minimum over the points of its site."""
         dead = self._at_points(dead_probability, beta, gamma)
         return self.layout.over_points(dead, 2.0, lambda each: each.amin(0))
 
     def alive(self, network: nn.Module | None = None) -> Tensor:
-        """Return how likely each channel is alive."""
+        """Return the probability that each channel is alive, the maximum over the points of its site."""
         alive = self._at_points(alive_probability, *self.parameters(network))
         return self.layout.over_points(alive, -1.0, lambda each: each.amax(0))
 
@@ -338,7 +338,7 @@ class SoftMasks(Masks):
     # --- training ----------------------------------------------------------------------------------------------
 
     def sample(self, beta: Tensor, gamma: Tensor) -> Folded:
-        """Draw a mask of every channel, folded into the affines of all BatchNorms."""
+        """Sample the masks of all channels, folded into scale and shift of the BatchNorms."""
         dead = self.dead_probability(beta, gamma)
         noise = logistic_noise(self.clock, self.words, dead.dtype)
         n = relaxed_sample(dead, noise, self.config, None if self.drop is None else self.drop.to(self.device))
@@ -346,7 +346,7 @@ class SoftMasks(Masks):
         return fold(n, gamma[: len(n)], beta[: len(n)])
 
     def channel_terms(self) -> Tensor:
-        """Return the sparsity loss of every channel, for losses that pick their channels."""
+        """Return the sparsity loss of each channel, for methods that select channels."""
         terms = self._at_points(sparsity_terms, *self.parameters())
         return self.layout.over_points(terms, 0.0, lambda each: each.sum(0))
 
@@ -354,17 +354,17 @@ class SoftMasks(Masks):
         """Return L_sparse of all sites, equation 15 (eq:sparsity_loss)."""
         terms = self._at_points(sparsity_terms, *(self._rows or self.parameters()))
         if self.layout.owner is not None:
-            # A stream that enters a site has masks of its own, whose loss is counted there.
+            # Points of a stream that enters a site count in the loss of their own site.
             terms = terms * padded(terms.new_ones(self.layout.channels))[self.layout.owner[0]]
         return terms.sum()
 
     # --- forward passes ----------------------------------------------------------------------------------------
 
     def draw_ahead(self, chain: Chain) -> None:
-        """Draw the masks of the next training forward now, and let :meth:`loss` read the same row of parameters.
+        """Sample the masks of the next training forward pass now; :meth:`loss` then uses the same rows of parameters.
 
-        For a forward that is compiled: its samples are then inputs. Were they drawn inside, the compiler would
-        write a kernel of its own for every site, because each finds its channels at another place in the row.
+        In a compiled forward pass the masks are then inputs. If it sampled them itself, the compiler would generate a
+        separate kernel for every site, since each site has another slice of the row.
         """
         self.clock.begin_forward()
         self._rows = self.parameters()
@@ -383,7 +383,7 @@ class SoftMasks(Masks):
             self._hand_out(self._draw(training))
 
     def _draw(self, training: bool) -> Folded:
-        """Return the affines of all BatchNorms: with samples in training, with the hard masks otherwise."""
+        """Return scale and shift of all BatchNorms, with sampled masks in training and hard masks otherwise."""
         if training:
             return self.sample(*self.parameters())
         keep = self.layout.at_members(self.hard())
@@ -393,8 +393,8 @@ class SoftMasks(Masks):
     def _hand_out(self, drawn: Folded) -> None:
         self._folds = self._split(drawn)
         if drawn.n is not None and drawn.weight.requires_grad and not torch.compiler.is_compiling():
-            # Activation checkpointing runs the forward again inside backward and must meet the same samples;
-            # this gradient is complete once every site is through.
+            # Activation checkpoints recompute the forward pass in the backward pass and must get the same masks. This
+            # gradient is complete when the backward pass has processed every site.
             drawn.weight.register_hook(lambda gradient: self._forget())
 
     def _forget(self) -> None:
@@ -402,7 +402,7 @@ class SoftMasks(Masks):
 
     def end_forward(self, module: nn.Module, args: Any, output: Any) -> None:
         if torch.compiler.is_compiling() or not (module.training and torch.is_grad_enabled()):
-            self._folds = None  # no backward comes, or it needs none
+            self._folds = None  # no backward pass follows, or it does not need them
 
     def _split(self, drawn: Folded) -> list[Folded]:
         count = len(self.layout.widths)
@@ -417,7 +417,7 @@ class SoftMasks(Masks):
         folded = None if self._folds is None else self._folds[bn.number]
         if folded is not None and (folded.n is not None) == bn.training and self.clock.now() is self.clock.reading:
             return folded
-        with uncounted():  # called alone, or by an activation checkpoint that recomputes an earlier forward
+        with uncounted():  # a submodule is called on its own, or a checkpoint recomputes an earlier forward pass
             return self._split(self._draw(bn.training))[bn.number]
 
 
@@ -434,18 +434,18 @@ def _samples(call: Call) -> int:
 
 
 Chain = Callable[[SoftMasks, Tensor, Tensor], Folded]
-"""What draws the masks: :meth:`SoftMasks.sample`, or that function compiled."""
+"""Function that samples the masks: :meth:`SoftMasks.sample`, or a compiled version of it."""
 draw_chain: Chain = SoftMasks.sample
 
 
 def hook_root_(model: nn.Module, masks: Masks) -> None:
-    """Let `model` count its forward passes, and prepare their masks, in place."""
+    """Register the forward hooks of the masks on `model`."""
     model.register_forward_pre_hook(masks.begin_forward, with_kwargs=True)
     model.register_forward_hook(masks.end_forward)
 
 
 def mask_sites_(model: nn.Module, masks: Mapping[str, Tensor]) -> None:
-    """Mask BatchNorms of a plain model with fixed masks, by name, in place."""
+    """Apply fixed masks, by name, to BatchNorms of a plain model, in place."""
     if masks:
         stored = StoredMasks(model, [Site(name, len(mask), "relu") for name, mask in masks.items()])
         stored.keep.copy_(stored.row(masks))
@@ -464,12 +464,12 @@ def unmask_model_(model: nn.Module) -> None:
 
 
 def check_unmasked(model: nn.Module, purpose: str, *, name: str = "model") -> None:
-    """Raise a ModelError unless `model`, which the caller calls `name`, is a network without masks, for `purpose`."""
+    """Raise a ModelError unless `model` is a module without masks. `purpose` and `name` are for the message."""
     check_is_module(model, name)
     masked = [path for path, module in model.named_modules() if is_masked(module)]
     if masked:
         raise ModelError(
-            f"{purpose} needs a network without masks. Got `{name}` with masks on {len(masked)} of its BatchNorms "
-            f"('{masked[0]}' is the first), from a pruner that still works on it. Call pruner.detach() first, or "
-            "pass what pruner.compact() returned, or a newly built network."
+            f"{purpose} needs a network without masks. Got `{name}` with {len(masked)} BatchNorms masked by a pruner, "
+            f"'{masked[0]}' first. Call pruner.detach() first, or pass the result of pruner.compact() or a newly built "
+            "network."
         )

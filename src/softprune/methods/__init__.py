@@ -1,6 +1,6 @@
-"""Pruning methods: each usable in a plain PyTorch loop, and by name through :data:`REGISTRY`.
+"""Pruning methods, usable in a plain PyTorch loop and by name through :data:`REGISTRY`.
 
-Read `pruner.py` first; then `scp.py`, or `ranking.py` for methods that rank channels.
+Start with `pruner.py`; then read `scp.py`, or `ranking.py` for methods that rank channels.
 """
 
 from softprune.methods.learned import SssPruner as SssPruner
@@ -36,4 +36,4 @@ REGISTRY: dict[str, type[Pruner]] = {
         ScratchPruner,
     )
 }
-"""The methods by name: read by recipes, CLI, tests, docs and reports."""
+"""All methods by name, for recipes, CLI, tests, docs and reports."""

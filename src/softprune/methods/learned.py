@@ -1,8 +1,8 @@
-"""Methods that learn a vector of their own beside the network's parameters: SSS and Variational Pruning.
+"""Methods that learn a vector in addition to the network's parameters: SSS and Variational Pruning.
 
-It is no parameter of the model, whose state_dict stays the same, nor of the user's optimizer. It follows the learning
-rate and the momentum of the group in which the optimizer has the BatchNorms. A compact network, and the plain model
-after detach(), have it folded in.
+The vector is neither a parameter of the model, whose state_dict does not change, nor of the user's optimizer. It is
+updated with the learning rate and momentum of the optimizer's group that contains the BatchNorms. The compact network,
+and the plain model after detach(), have it folded in.
 """
 
 import functools
@@ -30,23 +30,23 @@ from softprune.rng import Clock, uniform_noise
 
 
 class LearnedMasks(StoredMasks):
-    """Stored masks with a scale and a shift of the method's own in the place of the BatchNorm's.
+    """Stored masks that replace scale and shift of the BatchNorms by those of the method.
 
-    What they compute stays an affine of the normalised input, so that no operation of the activation's size is added.
+    The output is still an affine function of the normalised input, so no operation on activations is added.
     """
 
     shared = ("keep", "value", "velocity")
     value: Tensor
-    """The learned vector, and its velocity. Both change in place only."""
+    """The learned vector. It and its velocity change in place only."""
     velocity: Tensor
 
     def learn(self, start: Tensor) -> None:
-        """Make the vector with these values."""
+        """Create the vector with these initial values."""
         self.value = start.to(self.device).requires_grad_()
         self.velocity = torch.zeros_like(start, device=self.device)
 
     def affine(self, bn: _BatchNorm, number: int, training: bool) -> tuple[Tensor, Tensor]:
-        """Return scale and shift of a BatchNorm, as training draws them, or as evaluation expects them."""
+        """Return scale and shift of a BatchNorm, sampled in training and deterministic in evaluation."""
         raise NotImplementedError
 
     def fold(self, bn: MaskedBatchNorm) -> Folded:
@@ -56,7 +56,7 @@ class LearnedMasks(StoredMasks):
 
     @torch.no_grad()
     def fold_into(self, network: nn.Module) -> nn.Module:
-        """Write the scale and shift of evaluation into the BatchNorms of a plain network, in place."""
+        """Write scale and shift of evaluation mode to the BatchNorms of a plain network, in place."""
         for number, name in enumerate(self.layout.members):
             bn: Any = network.get_submodule(name)
             weight, bias = self.affine(bn, number, training=False)
@@ -66,7 +66,7 @@ class LearnedMasks(StoredMasks):
 
 
 class LearnedPruner(Pruner):
-    """A pruner with :class:`LearnedMasks`, whose vector takes a step before each optimizer step."""
+    """Base class of pruners with :class:`LearnedMasks`, whose vector is updated before each optimizer step."""
 
     site_masks: LearnedMasks
     penalised = True
@@ -83,8 +83,7 @@ class LearnedPruner(Pruner):
         if is_distributed():
             dist.all_reduce(gradient)
             gradient = gradient / dist.get_world_size()
-        # The rate that the optimizer is about to use; a scheduler may change it after the step. Adam's first beta
-        # counts as momentum.
+        # Use the learning rate of this step, before a scheduler changes it. Adam's first beta is its momentum.
         scale = next(iter(self.norms.values())).weight
         group = next(g for g in self._optimizer.param_groups if any(each is scale for each in g["params"]))
         momentum = float(group.get("momentum", group.get("betas", (0.0,))[0]))
@@ -92,7 +91,7 @@ class LearnedPruner(Pruner):
 
     def loss(self, task: Tensor) -> Tensor:
         if not torch.compiler.is_compiling() and all(bn.weight.grad is None for bn in self.norms.values()):
-            # The loop has reset its gradients, perhaps without a step: of a batch with NaN, or between SAM's passes.
+            # The loop has reset its gradients, maybe without a step, as after a batch with NaN or between SAM's passes.
             self.site_masks.value.grad = None
         return super().loss(task)
 
@@ -100,7 +99,7 @@ class LearnedPruner(Pruner):
         return self.site_masks.fold_into(plain_copy(network))
 
     def detach(self) -> nn.Module:
-        """Return the plain model with the method's own scales folded in. The pruner can no longer be used."""
+        """Return the plain model with the method's scales folded in. The pruner cannot be used afterwards."""
         return self.site_masks.fold_into(super().detach())
 
 
@@ -108,16 +107,17 @@ class LearnedPruner(Pruner):
 
 
 def residual_branches(graph: ChannelGraph) -> list[tuple[str, ...]]:
-    """Return for every branch that an addition joins to a shortcut the sites on all of its paths, as they are executed.
+    """Return for each residual branch the sites that are on all of its paths, in order of execution.
 
-    The last one dead, the branch is zero. Of the two sides of an addition, the branch is the one with more sites that
-    the other lacks. A branch without any is left out, and so is one that shares a site with another.
+    If the last of these sites is dead, the branch is zero. Of the two operands of an addition, the branch is the one
+    with more sites that the other operand does not have. Branches without such sites, and branches that share a site
+    with another branch, are left out.
     """
     return _Branches(graph).forward(graph.ops).branches
 
 
 class _Branches(ForwardAnalysis):
-    """For every atom, the sites on every path from the input to it, one bit each in order of execution."""
+    """Computes for each atom the sites on all paths from the input to it, as bits in order of execution."""
 
     def __init__(self, graph: ChannelGraph) -> None:
         sites = {site.name for site in graph.sites}
@@ -131,7 +131,7 @@ class _Branches(ForwardAnalysis):
         super().__init__(self.every)
 
     def layer(self, op: LayerOp, use: Use) -> None:
-        # Every output reads every input of its group, so that all outputs of a group share one fact.
+        # Every output reads all inputs of its group, so the outputs of a group have the same sites.
         found = [self._on_all(inputs) for inputs in use.inputs.reshape(op.groups, -1)]
         self.every[use.outputs] = np.repeat(np.array(found, dtype=object), len(use.outputs) // op.groups)
 
@@ -159,7 +159,7 @@ class _Branches(ForwardAnalysis):
 def proximal_step_(
     factor: Tensor, velocity: Tensor, gradient: Tensor, rate: float | Tensor, momentum: float, strength: float | Tensor
 ) -> None:
-    """One accelerated proximal step with non-negative factors, in place.
+    """Run an accelerated proximal step with non-negative factors, in place.
 
     z = soft(f - rate * gradient, rate * strength); v = z - f + momentum * v; f = max(0, z + momentum * v)
     """
@@ -170,9 +170,9 @@ def proximal_step_(
 
 
 class FactorMasks(LearnedMasks):
-    """Multiply the outputs of BatchNorms by factors: one per channel or, with branches, one per residual branch.
+    """Multiplies the outputs of BatchNorms by factors: one per channel or, with branches, one per residual branch.
 
-    The factor of a branch stands at its last BatchNorm; the others live as long as it is not zero.
+    The factor of a branch is applied at its last BatchNorm. If it is zero, all BatchNorms of the branch are masked.
     """
 
     def __init__(self, pruner: "SssPruner") -> None:
@@ -181,9 +181,9 @@ class FactorMasks(LearnedMasks):
         branches, names = pruner.branches, self.layout.members
         number = {name: i for i, norms in enumerate(branches) for name in norms}
         self.places = [slice(number[n], number[n] + 1) for n in names] if branches else self.columns
-        """The factors of each BatchNorm."""
+        """Slice of the factors of each BatchNorm."""
         self.scaled = {norms[-1] for norms in branches} or {*names}
-        """The BatchNorms at which factors stand."""
+        """Names of the BatchNorms that are multiplied by factors."""
         self.learn(torch.ones(len(branches) or self.layout.channels))
 
     def affine(self, bn: _BatchNorm, number: int, training: bool) -> tuple[Tensor, Tensor]:
@@ -201,22 +201,22 @@ class FactorMasks(LearnedMasks):
 
 
 class SssPruner(LearnedPruner):
-    """Sparse Structure Selection (Huang and Wang, ECCV 2018) of a model.
+    """Sparse Structure Selection (Huang and Wang, ECCV 2018).
 
-    Every structure has a factor of at least zero that multiplies its output. Around each optimizer step the factors
-    take an accelerated proximal step on ``strength * sum f``, with the optimizer's own learning rate and momentum,
-    which makes some of them exactly zero. What has factor zero is dropped; there is no threshold.
+    The output of every structure is multiplied by a non-negative factor. Before each optimizer step, the factors take
+    an accelerated proximal step on ``strength * sum f``, with the learning rate and momentum of the optimizer, which
+    sets some of them exactly to zero. Structures with factor zero are removed, without a threshold.
 
-    A network with residual branches has one factor for each. It stands at the branch's last BatchNorm; where a
-    convolution follows after a ReLU (pre-activation), that is the same as after the convolution. Other networks have
-    one factor for each channel of each BatchNorm that an activation follows.
+    In a network with residual branches, each branch has one factor, applied at its last BatchNorm. If a ReLU and a
+    convolution follow (pre-activation), this is equivalent to applying it after the convolution. In other networks,
+    each channel of each BatchNorm followed by an activation has a factor.
 
     Args:
-        strength: Weight of the factors' sum (the authors' gamma; 0.01 in their ImageNet configuration).
+        strength: Factor of the sum of the factors (the authors' gamma; 0.01 in their ImageNet configuration).
     """
 
     name = "sss"
-    description = "a factor on every residual block (or channel), pushed to zero by proximal steps"
+    description = "learns a factor for every residual block (or channel), set to zero by proximal steps"
     every_norm = True
     site_masks: FactorMasks
 
@@ -228,12 +228,12 @@ class SssPruner(LearnedPruner):
     def _read(self, example: ExampleLike, **globs: Globs) -> ChannelGraph:
         graph = super()._read(example, **globs)
         self.branches = residual_branches(graph)
-        """The BatchNorms of each residual branch; empty where channels have factors."""
+        """Names of the BatchNorms of each residual branch; empty if there is one factor per channel."""
         if not self.branches:
             self.every_norm = False
             return super()._read(example, **globs)
         inside = {name for norms in self.branches for name in norms}
-        return graph.only({s.name: "it is in no residual branch" for s in graph.sites if s.name not in inside})
+        return graph.only({s.name: "it is not in a residual branch" for s in graph.sites if s.name not in inside})
 
     def _make_masks(self) -> FactorMasks:
         return FactorMasks(self)
@@ -247,14 +247,14 @@ class SssPruner(LearnedPruner):
 
 
 def normal_noise(clock: Clock, words: Tensor) -> Tensor:
-    """Standard normal numbers, a pure function of the clock and the words."""
+    """Return standard normal noise, a pure function of the clock and the words."""
     return math.sqrt(2.0) * torch.erfinv(2.0 * uniform_noise(clock, words) - 1.0)
 
 
 class PosteriorMasks(LearnedMasks):
-    """y = scale * (x_hat + shift), with the scale drawn from N(mu, sigma^2) in training and mu in evaluation.
+    """Computes y = scale * (x_hat + shift), with scale sampled from N(mu, sigma^2) in training and mu in evaluation.
 
-    mu is the BatchNorm's own weight, the shift its bias, and the learned vector log sigma.
+    mu is the weight of the BatchNorm, shift is its bias, and the learned vector is log sigma.
     """
 
     def affine(self, bn: _BatchNorm, number: int, training: bool) -> tuple[Tensor, Tensor]:
@@ -266,26 +266,26 @@ class PosteriorMasks(LearnedMasks):
 
 
 class VariationalPruner(LearnedPruner):
-    """Variational Pruning (Zhao et al., CVPR 2019) of a model, a reconstruction: no code of the authors exists.
+    """Variational Pruning (Zhao et al., CVPR 2019), reconstructed without code of the authors.
 
-    docs/methods/variational.md lists what the paper does not say and was chosen here.
+    docs/methods/variational.md lists the details that the paper leaves open and how they are chosen here.
 
-    Each scale has the posterior N(mu, sigma^2) and is drawn once per channel and training forward; evaluation uses
-    mu. The loss gains ``strength * sum mu^2 / (2 sigma^2)``, the divergence from a prior around zero whose variance
-    is tied to the posterior's. After every epoch (call :meth:`end_epoch`), channels with |mu| and sigma below their
-    thresholds are dropped permanently. The standard deviations are stepped beside the optimizer, at its learning rate
-    and momentum.
+    Each scale has the posterior N(mu, sigma^2) and is sampled once per channel and training forward pass; evaluation
+    uses mu. The loss has the additional term ``strength * sum mu^2 / (2 sigma^2)``, the divergence from a prior with
+    mean zero whose variance is tied to that of the posterior. After every epoch (call :meth:`end_epoch`), channels with
+    |mu| and sigma below their thresholds are removed permanently. The standard deviations are updated separately from
+    the optimizer, with its learning rate and momentum.
 
     Args:
-        strength: Weight of the divergence; 1 / (number of training images) would be the evidence lower bound.
-        mu_below: A dropped channel's |mu| is below this.
-        sigma_below: And its sigma below this.
-        sigma: Standard deviation at the start. A scale that decays from 1 to 0 lets it grow by a factor of 1.4, so
-            that it must start well below `sigma_below`.
+        strength: Factor of the divergence; 1 / (number of training images) gives the evidence lower bound.
+        mu_below: Threshold of |mu| for removing a channel.
+        sigma_below: Threshold of sigma for removing a channel.
+        sigma: Initial standard deviation. It grows by a factor of 1.4 while a scale decays from 1 to 0, so it must
+            start well below `sigma_below`.
     """
 
     name = "variational"
-    description = "BatchNorm scales with a posterior; those that end at zero are removed (a reconstruction)"
+    description = "learns a posterior for BatchNorm scales and removes those close to zero (a reconstruction)"
     settings = ("mu_below", "sigma_below")
     site_masks: PosteriorMasks
 
@@ -311,7 +311,7 @@ class VariationalPruner(LearnedPruner):
         return masks
 
     def _extra_loss(self) -> Tensor:
-        # A dropped channel plays no part any more; its divergence would only grow.
+        # Leave out removed channels, whose divergence would only grow.
         masks = self.site_masks
         ratio = masks.row({name: bn.weight for name, bn in self.norms.items()}) / masks.value.exp()
         return self.strength * 0.5 * torch.where(masks.keep, ratio**2, 0.0).sum()
@@ -326,5 +326,5 @@ class VariationalPruner(LearnedPruner):
         masks = self.site_masks
         mu = masks.row({name: bn.weight.abs() for name, bn in self.norms.items()})
         keep = masks.keep & ~((mu < self.mu_below) & (masks.value.exp() < self.sigma_below))
-        # What was dropped before does not come back to fill a floor.
+        # Channels removed earlier must not return to fill a floor.
         masks.keep.copy_(masks.filled(keep, torch.where(masks.keep, mu, -1.0)))

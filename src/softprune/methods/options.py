@@ -1,4 +1,4 @@
-"""The options of pruners, and the checks of their values."""
+"""Options of pruners and their validation."""
 
 import fnmatch
 import inspect
@@ -15,46 +15,46 @@ from softprune.graph import Site
 from softprune.target import TargetLike
 
 Shares = float | Mapping[str, float]
-"""A share of channels: one for all sites, or by glob on their names (0 for sites without one)."""
+"""A share of channels for all sites, or shares by glob pattern on site names (0 for sites without a match)."""
 Keep = float | Mapping[str, float | Sequence[float]]
-"""The least share of channels: one for all sites, or by glob on their names; by glob also (least, most)."""
+"""Minimum share of channels for all sites, or by glob pattern on site names, where it can be (minimum, maximum)."""
 RoundTo = int | Literal["auto"]
-"""A multiple of channels, or "auto" for the one in which the device of the model is fast."""
+"""A multiple of channels, or "auto" for a multiple that is fast on the device of the model."""
 
 
 class PrunerOptions(TypedDict, total=False):
-    """The options of every pruning method, beside the model, the example and the method's own options."""
+    """Options of all pruning methods, in addition to the model, the example and the method's own options."""
 
     include: Globs
-    """Prune only these BatchNorms: names, with wildcards. Default: all that can be masked."""
+    """Prune only these BatchNorms: names or glob patterns. Default: all that can be masked."""
     exclude: Globs
-    """Do not prune these BatchNorms."""
+    """Do not prune these BatchNorms: names or glob patterns."""
     seed: int
-    """Seed of the method's random numbers, for methods that draw any. Default: 0."""
+    """Seed of the method's random numbers, if it uses any. Default: 0."""
     round_to: RoundTo
-    """Keep a multiple of this many channels at every site. "auto" takes 32 on a GPU and 16 on a CPU, halved until
-    most sites hold it twice; ``pruner.round_to`` is the number. Default: with a target 8, if most sites have 32
-    channels, since runtimes compute other widths slowly; else 1."""
+    """Keep a multiple of this many channels at every site. "auto" is 32 on a GPU and 16 on a CPU, halved until most
+    sites have at least twice as many channels; ``pruner.round_to`` is the result. Default: 8 with a target if most
+    sites have at least 32 channels, since runtimes compute other widths slowly; otherwise 1."""
     keep: Keep
-    """Keep at least this share of channels at every site, or at some: ``{"layer4.*": 0.5}``. With a target also at
-    most: ``{"layer4.*": (0.1, 0.5)}``. Default: 0."""
+    """Keep at least this share of channels at every site, or at some: ``{"layer4.*": 0.5}``. With a target, a maximum
+    can be added: ``{"layer4.*": (0.1, 0.5)}``. Default: 0."""
     min_channels: int
-    """Keep at least this many channels at every site. Where emptying a site would cut every path to an output, one
-    channel stays in any case. Sites with a depthwise convolution between them keep this many in common. Default: 0."""
+    """Keep at least this many channels at every site. Regardless of it, a site on the only path to an output keeps one
+    channel. Coupled sites, such as those around a depthwise convolution, keep this many in common. Default: 0."""
 
 
 class TargetOptions(PrunerOptions, total=False):
-    """The options of methods that rank channels: a target in place of their ratio."""
+    """Options of methods that rank channels and accept a target instead of a ratio."""
 
     target: TargetLike | None
-    """Instead of a ratio, a budget that the cut meets: ``{"macs": 0.5}`` keeps at most half of the MACs. See
+    """Target of the cut, instead of a ratio: ``{"macs": 0.5}`` keeps at most half of the MACs. See
     :class:`softprune.SoftPruner`."""
     latency_table: TableLike | None
-    """For a latency target of another machine: a table of :func:`softprune.budget.latency_table`, or its file."""
+    """For a latency target on another machine: a result of :func:`softprune.budget.latency_table`, or its file."""
 
 
 def keywords_of(pruner: type) -> tuple[str, ...]:
-    """Return the keyword arguments of a pruner class, those of its options TypedDict or of its base class included."""
+    """Return the keyword arguments of a pruner class, including those of its options TypedDict or its base class."""
     names: list[str] = []
     for init in (vars(cls)["__init__"] for cls in pruner.__mro__ if "__init__" in vars(cls)):
         parameters = list(inspect.signature(init).parameters.values())[3:]  # after self, model, example
@@ -71,24 +71,24 @@ def keywords_of(pruner: type) -> tuple[str, ...]:
 
 
 def check_strength(strength: float | Tensor) -> None:
-    """Raise unless it is a number that a loss can be weighted with."""
+    """Raise a ConfigError unless the strength is a finite number of at least 0."""
     if isinstance(strength, Tensor) and strength.numel() == 1:
         if strength.device.type != "cpu":
-            return  # reading it would wait for the device
+            return  # reading it would synchronise with the device
         strength = strength.item()
     if not is_number(strength) or not 0 <= strength < math.inf:
         raise ConfigError(f"`strength` must be a finite number of at least 0. Got {strength!r}; try 1e-4.")
 
 
 def check_share(name: str, value: object) -> float:
-    """Return `value` as a share of channels, or raise."""
+    """Return `value` as a float; raise a ConfigError unless it is in [0, 1)."""
     if not is_number(value) or not 0 <= value < 1:
         raise ConfigError(f"`{name}` is a share of channels, from 0 to below 1. Got {value!r}.")
     return float(value)
 
 
 def shares_by_site(name: str, shares: Shares, sites: Sequence[Site]) -> dict[str, float]:
-    """Return the share of every site. Of several matching globs the last one counts."""
+    """Return the share of every site. If several patterns match, the last one is used."""
     names = [site.name for site in sites]
     if not isinstance(shares, Mapping):
         return dict.fromkeys(names, check_share(name, shares))
@@ -97,7 +97,7 @@ def shares_by_site(name: str, shares: Shares, sites: Sequence[Site]) -> dict[str
         matching = fnmatch.filter(names, glob) if isinstance(glob, str) else []
         if not matching:
             raise ConfigError(
-                f"`{name}` by site must name sites of the model. Got {glob!r}, which matches none; there are "
+                f"`{name}` by site must match sites of the model. Got {glob!r}, which matches none; sites are "
                 f"{few_of(str(glob), names)}."
             )
         found.update(dict.fromkeys(matching, check_share(name, share)))
@@ -105,15 +105,15 @@ def shares_by_site(name: str, shares: Shares, sites: Sequence[Site]) -> dict[str
 
 
 def limits_by_site(keep: Keep, sites: Sequence[Site]) -> tuple[dict[str, float], dict[str, float]]:
-    """Return the least and the most share of the channels that `keep` allows every site."""
+    """Return the minimum and the maximum share of channels of every site, as set by `keep`."""
     if not isinstance(keep, Mapping):
         return shares_by_site("keep", keep, sites), {site.name: 1.0 for site in sites}
     pairs = {glob: each if isinstance(each, Sequence) else (each, 1.0) for glob, each in keep.items()}
     for glob, pair in pairs.items():
         if len(pair) != 2 or not all(map(is_number, pair)) or not 0 <= pair[0] <= pair[1] <= 1 or not pair[1]:
             raise ConfigError(
-                "`keep` by site is the least share of channels, from 0 to below 1, or (least, most), the most above 0. "
-                f"Got {keep[glob]!r} for {glob!r}."
+                "`keep` by site is the minimum share of channels, from 0 to below 1, or (minimum, maximum), with a "
+                f"maximum above 0. Got {keep[glob]!r} for {glob!r}."
             )
     gone = shares_by_site("keep", {glob: 1 - pair[1] for glob, pair in pairs.items()}, sites)
     least = shares_by_site("keep", {glob: pair[0] for glob, pair in pairs.items()}, sites)
@@ -121,25 +121,25 @@ def limits_by_site(keep: Keep, sites: Sequence[Site]) -> tuple[dict[str, float],
 
 
 def check_positive(name: str, value: object) -> float:
-    """Return `value` as a float, or raise unless it is a finite number above 0."""
+    """Return `value` as a float; raise a ConfigError unless it is a finite number above 0."""
     if not is_number(value) or not 0 < value < math.inf:
         raise ConfigError(f"`{name}` must be a number above 0. Got {value!r}.")
     return float(value)
 
 
 def check_target(target: TargetLike | None, instead: str, given: object, **options: object) -> None:
-    """Raise if a target is given with what it replaces, or `options` that act on a target alone without one."""
+    """Raise a ConfigError if a target is combined with `given`, or if `options` of targets are set without one."""
     if target is not None and given is not None:
         raise ConfigError(
-            f"{instead} and a `target` exclude each other: a target decides what is removed. Got {given!r} and target "
-            f"= {target!r}; give one of them."
+            f"{instead} and a `target` exclude each other: the target determines what is removed. Got {given!r} and "
+            f"target = {target!r}; pass one of them."
         )
     for name, value in options.items():
         if target is None and value is not None:
-            raise ConfigError(f"`{name}` needs a `target`. Got {value!r} without one; set `target`, or leave it out.")
+            raise ConfigError(f"`{name}` needs a `target`. Got {value!r} without one; set `target`, or omit it.")
 
 
 def check_round_to(round_to: int) -> None:
-    """Raise unless it is a multiple of channels."""
+    """Raise a ConfigError unless `round_to` is an integer of at least 1."""
     if not is_integer(round_to) or round_to < 1:
         raise ConfigError(f"round_to must be an integer of at least 1. Got {round_to!r}.")

@@ -1,7 +1,7 @@
-"""The pruner: a model whose BatchNorms are masked, the training loop's side, the decision, the cut and the state.
+"""The base class of pruning methods: masks a model, and provides the interface for training, cutting and resuming.
 
-A method is a subclass that says who decides about the channels (:meth:`Pruner._make_masks`), what the loss gains and
-what runs around a step.
+A method is a subclass that defines the masks (:meth:`Pruner._make_masks`), an optional penalty, and the work before and
+after each optimizer step.
 """
 
 from __future__ import annotations
@@ -39,59 +39,58 @@ from softprune.target import Target
 logger = get_logger(__name__)
 
 NARROW = 0.05
-"""The share of a site's channels below which a network whose every path passes the site is said to collapse."""
+"""A warning is logged if a site on all paths to an output keeps less than this share of its channels."""
 
 
 class Pruner(HookOwner):
-    """A pruning method applied to a model.
+    """Base class of pruning methods, applied to a model.
 
-    The model's BatchNorms are masked in place: same parameters, same state_dict keys. Your loop, optimizer,
-    scheduler and wrappers stay as they are. :class:`softprune.methods.options.PrunerOptions` has the other keywords,
-    which all methods take.
+    The BatchNorms of the model are masked in place; parameters and state_dict keys do not change. Training loop,
+    optimizer, scheduler and wrappers can stay the same. All methods accept the keyword arguments in
+    :class:`softprune.methods.options.PrunerOptions`.
 
-    In the training loop: :meth:`parameter_groups`, :meth:`attach`, :meth:`loss`, :meth:`end_epoch`; to log,
-    :meth:`metrics`, :attr:`status` and :attr:`penalty`. The decision: :meth:`masks`, :meth:`summary`, :meth:`decide`.
-    The cut: :meth:`plan`, :meth:`compact`. To resume: :meth:`state_dict`, :meth:`load_state_dict`. The end:
-    :meth:`release`, :meth:`detach`.
+    Training: :meth:`parameter_groups`, :meth:`attach`, :meth:`loss`, :meth:`end_epoch`; for logging, :meth:`metrics`,
+    :attr:`status` and :attr:`penalty`. Decision: :meth:`masks`, :meth:`summary`, :meth:`decide`. Cut: :meth:`plan`,
+    :meth:`compact`. Resume: :meth:`state_dict`, :meth:`load_state_dict`. Clean-up: :meth:`release`, :meth:`detach`.
 
     Args:
-        model: The network; masked in place.
-        example: What the model is called with: a tensor, a tuple of arguments, or (args, kwargs).
-        strength: Weight of what the method adds to the loss.
+        model: The network, masked in place.
+        example: An input of the model: a tensor, a tuple of arguments, or (args, kwargs).
+        strength: Sparsity strength, the factor of the penalty that the method adds to the loss.
     """
 
     name: ClassVar[str]
-    """`method.name` in a recipe; a state to resume from must have the same."""
+    """`method.name` in a recipe. A state can only be loaded into a pruner with the same name."""
     description: ClassVar[str]
-    """What it does, in a line."""
+    """One-line description."""
     continues: ClassVar[bool] = False
-    """Whether training may continue after a physical cut: each channel is decided on its own."""
+    """Whether training can continue after a cut, since channels are decided independently."""
     capturable: ClassVar[bool] = True
-    """Whether the work around a step consists of in-place tensor operations, which a CUDA graph can record."""
+    """Whether the work around a step is in-place tensor operations only, which a CUDA graph can capture."""
     penalised: ClassVar[bool] = False
     """Whether the method adds ``strength`` times a penalty to the loss."""
     shifts_decide: ClassVar[bool] = False
-    """Whether the decision depends on BatchNorm shifts, on which weight decay would then act."""
+    """Whether the masks depend on BatchNorm shifts, which should then have no weight decay."""
     site_kinds: Iterable[str] = ()
-    """Kinds of sites that it masks, beside BatchNorms that an activation reads: of "sum", "linear" and "stream"."""
+    """Kinds of sites to mask in addition to BatchNorms followed by an activation: "sum", "linear", "stream"."""
     every_norm: bool = False
-    """Whether it masks BatchNorms, too, that no activation follows, such as the last of a residual branch."""
+    """Whether to mask BatchNorms without a following activation too, such as the last one of a residual branch."""
     settings: ClassVar[tuple[str, ...]] = ()
-    """Attributes with what the method was given, which a state to resume from must agree with."""
+    """Names of attributes that must be equal in a state to resume from."""
     updates_on_step: bool = True
     """Whether :meth:`update_strength` runs after every optimizer step."""
     certificate: Certificate | None = None
-    """How close masked and compact network were at the last :meth:`compact`."""
+    """Result of the verification in the last :meth:`compact`."""
     site_masks: Masks
-    """Who decides about the channels of all sites."""
+    """The masks of all sites."""
     norms: dict[str, Any]
-    """The masked BatchNorm of every site; the first one where there are several."""
+    """The masked BatchNorm of each site, by name; the first one if there are several."""
     has_target: bool = False
-    """Whether a target decides how much is removed."""
+    """Whether a target determines how much is removed."""
     budget: Budget | None = None
-    """Decides during the training, for a method that leaves the decision to a target."""
+    """Chooses channels during training, for SCP with a target."""
     _limit: Limit | None = None
-    """The target's, where there is one."""
+    """The limit of the target, if there is one."""
 
     def __init__(
         self,
@@ -116,25 +115,25 @@ class Pruner(HookOwner):
             raise nothing_to_prune(model, self.graph, chosen=include is not None or exclude is not None)
         if self.graph.unreached:
             logger.warning(
-                "softprune: the example does not lead to %s: what only they read may be cut away. "
-                "Pass an example that does",
+                "softprune: the forward pass on the example does not use %s, so channels that only these read may be "
+                "removed. Pass an example that uses them",
                 first_few(self.graph.unreached),
             )
         self.example = self.graph.example
         device = next(model.parameters()).device
         self.required = required_sites(self.graph)
-        """Sites that must not become empty: every path to an output passes through them."""
+        """Sites that must keep a channel, since they are on every path to an output."""
         self.coupled = coupled_sites(self.graph)
-        """Groups of sites of which only the channels that all of them keep remain."""
+        """Groups of coupled sites; a channel is kept only if all sites of its group keep it."""
         if round_to is None or round_to == "auto":
             round_to = self._multiple(device if round_to == "auto" else None)
         check_round_to(round_to)
         self.round_to, self.min_channels = int(round_to), int(min_channels)
         self.keep, self.most = limits_by_site(keep, self.sites)
         if min(self.most.values()) < 1 and not self.has_target:
-            raise ConfigError(f"The most in `keep` needs a target, which chooses by it. Got {keep!r}; pass `target`.")
+            raise ConfigError(f"A maximum in `keep` needs a target. Got {keep!r}; pass `target`.")
         self.floors = self._floors()
-        """The fewest channels that each site keeps."""
+        """Minimum number of channels that each site keeps, by name."""
         self.clock = Clock(seed, device)
         self._given_strength = float(strength)
         self._strength = torch.tensor(self._given_strength, device=device)
@@ -149,54 +148,54 @@ class Pruner(HookOwner):
         self._shapes = _shapes(model)
 
     def _multiple(self, device: torch.device | None) -> int:
-        """Return the multiple of channels in which `device` is fast, or the default one."""
+        """Return a multiple of channels that is fast on `device`; for None, the default multiple."""
         widths, required = [site.width for site in self.sites], len(self.required)
         if device is not None:
             multiple = fitting_multiple(default_multiple(device), widths, required)
-        else:  # where most sites hold it four times
+        else:  # WIDTH_MULTIPLE if most sites have at least four times as many channels
             wide = self.has_target and fitting_multiple(2 * WIDTH_MULTIPLE, widths, required) == 2 * WIDTH_MULTIPLE
             multiple = WIDTH_MULTIPLE if wide else 1
         if multiple > 1:
-            logger.info("softprune: widths are multiples of %d; round_to=1 allows all widths", multiple)
+            logger.info("softprune: sites keep multiples of %d channels; round_to=1 allows any number", multiple)
         return multiple
 
-    # --- what a method defines -----------------------------------------------------------------------------------
+    # --- defined by methods --------------------------------------------------------------------------------------
 
     def _read(self, example: ExampleLike, **globs: Globs) -> ChannelGraph:
-        """Return the channel graph with the sites that the method masks. `globs`: what to include and to exclude."""
+        """Return the channel graph with the sites to mask. `globs` are the options `include` and `exclude`."""
         return read_graph(self.model, example, kinds=self.site_kinds, every_norm=self.every_norm, **globs)
 
     def _make_masks(self) -> Masks:
-        """Mask the sites of `self.model` in place, and return who decides about their channels."""
+        """Mask the sites of `self.model` in place and return the masks."""
         return StoredMasks(self.model, self.sites, self.clock, **self._rules())
 
     def _extra_loss(self) -> Tensor | None:
-        """Return what the method adds to the task loss; None for nothing."""
+        """Return the penalty that the method adds to the task loss; None for no penalty."""
         return None
 
     def _begin(self) -> None:
-        """Run once, when a pruner that has not trained yet is attached."""
+        """Called once, when an optimizer is attached before training starts."""
 
     def before_step(self) -> None:
-        """Run before every optimizer step."""
+        """Called before every optimizer step."""
 
     def after_step(self) -> None:
-        """Run after every optimizer step."""
+        """Called after every optimizer step."""
 
     def end_epoch(self, epoch: int) -> None:
-        """Call after every epoch; most methods do nothing there."""
+        """Call this after every epoch. It does nothing for most methods."""
 
     @property
     def decided(self) -> bool:
-        """Whether evaluation uses the masks. Methods that decide once, after training, do so in :meth:`decide`."""
+        """Whether evaluation uses the masks. False before :meth:`decide` for methods that decide after training."""
         return True
 
     def decide(self) -> dict[str, Tensor]:
-        """Finalise the decision, where the method takes it once after training, and return the masks in force."""
+        """Make the decision final and return the masks."""
         return self.masks()
 
     def _fold_gates(self, network: nn.Module) -> nn.Module:
-        """Return `network`, or a copy, whose plain BatchNorms compute what the masked ones do on kept channels."""
+        """Return `network`, or a copy whose plain BatchNorms equal the masked ones on kept channels."""
         return network
 
     # --- the sites -------------------------------------------------------------------------------------------------
@@ -207,11 +206,11 @@ class Pruner(HookOwner):
 
     @property
     def sites(self) -> tuple[Site, ...]:
-        """The masked BatchNorms."""
+        """The sites of the network."""
         return self.graph.sites
 
     def _floors(self) -> dict[str, int]:
-        """Return the floor of every site; all sites of a coupled group have the same."""
+        """Return the floor of every site. All sites of a coupled group have the same floor."""
         floors = {}
         for site in self.sites:
             share = math.ceil(self.keep[site.name] * site.width - 1e-9)
@@ -221,17 +220,17 @@ class Pruner(HookOwner):
         return floors
 
     def _rules(self) -> dict[str, Any]:
-        """Return what all masks keep to."""
+        """Return the constraints on all masks, as keyword arguments of :class:`Masks`."""
         return {"floors": self.floors, "round_to": self.round_to, "coupled": self.coupled}
 
     def _prunable(self) -> PrunableNetwork:
-        """Return the network with the rules of its cuts, for a budget."""
+        """Return the network with the constraints on its cuts, for a budget."""
         coupled = blocks_of_sites(self.graph, self.round_to)
         caps = {site.name: math.floor(self.most[site.name] * site.width + 1e-9) for site in self.sites}
         return PrunableNetwork(self.graph, self.model, self.example, self.floors, coupled, self.round_to, caps)
 
     def masks(self, model: nn.Module | None = None) -> dict[str, Tensor]:
-        """Return the hard mask of every site now, True where a channel is kept. `model`: an EMA or other copy."""
+        """Return the current hard masks of all sites, True for kept channels. `model`: a copy such as an EMA."""
         self._check_in_place()
         network = None if model is None else self._network_of(model)
         return {name: mask.clone() for name, mask in self.site_masks.by_site(self.site_masks.hard(network)).items()}
@@ -240,7 +239,7 @@ class Pruner(HookOwner):
 
     @property
     def strength(self) -> Tensor:
-        """The weight of what the method adds to the loss: a scalar on the device that may change during training."""
+        """The factor of the penalty: a scalar tensor on the device, which may change during training."""
         device = self.clock.step.device
         if self._strength.device != device:
             self._strength = self._strength.to(device)
@@ -251,27 +250,27 @@ class Pruner(HookOwner):
         check_strength(value)
         if self.budget is not None:
             raise ConfigError(
-                "with a target there is no sparsity loss whose strength could be set. "
-                f"Got strength = {float(value):g}; set it for a pruner without a target only."
+                "with a target there is no sparsity loss, so its strength cannot be set. "
+                f"Got strength = {float(value):g}; set it only without a target."
             )
         self._set_strength(value)
 
     def _set_strength(self, value: float | Tensor) -> None:
-        # In place, so that a captured CUDA graph sees the new value.
+        # In place, so that a captured CUDA graph reads the new value.
         self.strength.copy_(torch.as_tensor(value))
 
     @property
     def target(self) -> Target | None:
-        """What the cut must meet; None without a target. It is set when the pruner is made."""
+        """The target given to the pruner; None without a target."""
         return None if self._limit is None else self._limit.target
 
     @property
     def status(self) -> BudgetStatus | None:
-        """Where the budget is; None without a target. Counts the cost of a cut now, so call it once per epoch."""
+        """Progress towards the target; None without a target. It plans a cut, so do not call it in every step."""
         return None if self._limit is None else self._limit.status(self.masks())
 
     def metrics(self) -> dict[str, float]:
-        """Return what to log once per epoch: the strength, what share of the channels stays, and of the target."""
+        """Return metrics to log once per epoch: strength, share of kept channels and, with a target, its progress."""
         kept, status = sum(int(mask.sum()) for mask in self.masks().values()), self.status
         found = {"channels_kept": kept / sum(site.width for site in self.sites), "strength": float(self.strength)}
         if status is not None:
@@ -280,15 +279,15 @@ class Pruner(HookOwner):
 
     @property
     def penalty(self) -> Tensor:
-        """What the method adds to the task loss at the current weights, without a gradient: for logging."""
+        """The penalty at the current weights, without a gradient, for logging."""
         with torch.no_grad():
             extra = self._extra_loss()
         return torch.zeros((), device=self.clock.step.device) if extra is None else extra.detach()
 
     def loss(self, task: Tensor) -> Tensor:
-        """Return the task loss plus what the method adds. Under eval() or no_grad the task loss is unchanged."""
+        """Return the task loss plus the penalty. In eval mode or under no_grad, return the task loss unchanged."""
         if not isinstance(task, Tensor):
-            raise ConfigError(f"`task` must be the loss as a tensor. Got {type(task).__name__}; leave out .item().")
+            raise ConfigError(f"`task` must be the loss as a tensor. Got {type(task).__name__}; omit .item().")
         if not self.model.training or not torch.is_grad_enabled():
             return task
         if not self._checked and not torch.compiler.is_compiling():
@@ -297,55 +296,55 @@ class Pruner(HookOwner):
             self._checked = True
         if self._loss_called and self._optimizer is None and self.updates_on_step:
             self._warn_once(
-                "no optimizer is attached, so no step is counted: call pruner.attach(optimizer) before the first step"
+                "no optimizer is attached, so no steps are counted: call pruner.attach(optimizer) before the first step"
             )
         self._loss_called = True
         return self._total_loss(task)
 
     def _total_loss(self, task: Tensor) -> Tensor:
-        """Return the task loss together with the method's own."""
+        """Return the sum of the task loss and the penalty."""
         extra = self._extra_loss()
         return task if extra is None else task + extra.to(task.device)
 
     def attach(self, optimizer: Optimizer) -> None:
-        """Count the optimizer's steps, and run the method's work around each of them, through its hooks."""
+        """Register hooks on the optimizer that count its steps and run the method's work before and after each."""
         self._check_in_place()
         if self._optimizer is optimizer:
-            return  # a cell of a notebook that is run again
+            return  # such as a notebook cell that is run again
         if self._optimizer is not None:
             raise ConfigError(
-                "a pruner is attached to one optimizer. Got a second one; attach the optimizer that steps the "
-                "BatchNorms, once, or release() the first one before."
+                "a pruner can be attached to one optimizer. Got a second one; attach only the optimizer of the "
+                "BatchNorms, or call release() first."
             )
         owned = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         missing = [name for name, bn in self.norms.items() if not {id(bn.bias), id(bn.weight)} <= owned]
         if missing:
             raise ConfigError(
                 "the attached optimizer must train scale and shift of every site. Got one without those of "
-                f"{first_few([*map(repr, missing)])}; make it from pruner.parameter_groups(), and set "
-                "requires_grad=False on what should not train before you make the pruner."
+                f"{first_few([*map(repr, missing)])}; create it from pruner.parameter_groups(), and set "
+                "requires_grad=False on parameters to freeze before creating the pruner."
             )
         groups = [group for group in optimizer.param_groups if float(group.get("weight_decay", 0) or 0) != 0]
         decayed = {id(parameter) for group in groups for parameter in group["params"]}
         names = [name for name, bn in self.norms.items() if self.shifts_decide and id(bn.bias) in decayed]
         if names:
             logger.warning(
-                "softprune: weight decay acts on the shifts of %d masked BatchNorms (%s): it holds dead channels back "
-                "and changes the method; use pruner.parameter_groups(weight_decay=...)",
+                "softprune: weight decay acts on the shifts of %d masked BatchNorms (%s), which keeps channels from "
+                "dying and changes the method; use pruner.parameter_groups(weight_decay=...)",
                 len(names),
                 first_few(names),
             )
         self._optimizer = optimizer
-        # In a compiled step, Dynamo would trace what runs on the host, for minutes.
+        # In a compiled step, Dynamo would take minutes to trace the host code in these hooks.
         before, after = (torch.compiler.disable(hook) for hook in (self._before_step, self._after_step))
-        before.network = after.network = self.model  # softprune.remap_optimizer leaves them behind
+        before.network = after.network = self.model  # by which softprune.remap_optimizer finds and removes them
         self._handles = [optimizer.register_step_pre_hook(before), optimizer.register_step_post_hook(after)]
         if not self._begun:
             self._begin()
             self._begun = True
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-        """Run the work before a step or, if a closure computes the gradients, after each of its calls."""
+        """Run the work before a step; if a closure computes the gradients, run it after each call of the closure."""
 
         def work() -> None:
             if self.budget is not None:
@@ -374,7 +373,7 @@ class Pruner(HookOwner):
         self.after_step()
         if self.budget is not None:
             self.budget.after_step()
-        # GradScaler calls a fused optimizer even when it skips the step; the flag is then on the optimizer.
+        # GradScaler calls a fused optimizer even if it skips the step, with a flag on the optimizer.
         self.clock.end_step(getattr(optimizer, "found_inf", None))
         if self.budget is not None and self.updates_on_step:
             step = self.budget.step_to_check()
@@ -382,21 +381,21 @@ class Pruner(HookOwner):
                 self.update_strength(step)
 
     def update_strength(self, step: int) -> None:
-        """Let the budget choose, where `step` steps are done and a round ends with them.
+        """Run the round of the budget that is due after `step` steps, if any.
 
-        In your own loop it runs after each optimizer step. A loop whose steps run without the host sets
-        `updates_on_step` to False and calls this method after every step.
+        By default it is called after each optimizer step. A loop whose steps run without the host must set
+        `updates_on_step` to False and call this method after every step.
         """
         if self.budget is not None and self.budget.is_due(step):
-            check_values(self.model)  # raises where training has diverged
+            check_values(self.model)  # raises if training has diverged
             self.budget.update(step)
 
     def measures_at(self, step: int) -> bool:
-        """Whether :meth:`update_strength` needs the inputs of the last step when `step` steps are done."""
+        """Return whether :meth:`update_strength` needs the inputs of the last step after `step` steps."""
         return self.budget is not None and self.budget.is_due(step)
 
     def note_inputs(self, *args: Any, **kwargs: Any) -> None:
-        """Take the inputs of the last training forward, in a loop that compiles the forward; others are noticed."""
+        """Record the inputs of the last training forward pass. Needed only in loops that compile the forward pass."""
         self.site_masks.note_inputs(args, kwargs)
 
     @property
@@ -411,7 +410,7 @@ class Pruner(HookOwner):
         self._optimizer, self._handles = None, []
 
     def parameter_groups(self, weight_decay: float = 0.0) -> list[dict[str, Any]]:
-        """Return optimizer groups: weights and BatchNorm scales decay (2e-4 in the paper), shifts and biases do not."""
+        """Return optimizer groups with weight decay (2e-4 in the paper) for all parameters except shifts and biases."""
         return undecayed_biases(self.model, weight_decay)
 
     def _warn_once(self, message: str) -> None:
@@ -422,13 +421,13 @@ class Pruner(HookOwner):
     # --- the cut ---------------------------------------------------------------------------------------------------
 
     def plan(self, model: nn.Module | None = None, *, round_to: int | None = None, gathers: bool = True) -> PrunePlan:
-        """Return what every module would keep if the network were cut now. Arguments as in :meth:`compact`."""
+        """Return the plan of a cut at the current state. Arguments as in :meth:`compact`."""
         return self._plan_cut(model, round_to, gathers)[0]
 
     def _plan_cut(
         self, model: nn.Module | None, round_to: int | None, gathers: bool
     ) -> tuple[PrunePlan, nn.Module, dict[str, Tensor]]:
-        """Return the plan of a cut, the network that it starts from, and the masks."""
+        """Return the plan of a cut, the network to cut, and the masks."""
         network = self._network_of(model)
         check_values(network)
         if round_to is not None:
@@ -438,7 +437,7 @@ class Pruner(HookOwner):
         return make_plan(self.graph, network, masks, round_to=multiple, gathers=gathers), network, masks
 
     def summary(self) -> Summary:
-        """Return width and kept channels per site, and the totals before and after. Prints as a table."""
+        """Return width and kept channels per site, and total costs before and after a cut. Prints as a table."""
         plan, _, masks = self._plan_cut(None, None, gathers=True)
         dead = self.site_masks.by_site(self.site_masks.dead())
         rows = tuple(
@@ -467,22 +466,22 @@ class Pruner(HookOwner):
     def compact(
         self, model: nn.Module | None = None, *, round_to: int | None = None, gathers: bool = True
     ) -> nn.Module:
-        """Return a new module of the same class without the dead channels, verified equal to the masked model.
+        """Return a compact network of the same class without the dead channels, verified against the masked model.
 
-        The model itself is not changed. A VerificationError is raised, and there is no result, if the cut would not
-        be exact. The arguments change how much is removed, never what is computed.
+        The model is not changed. Raise a VerificationError if the cut is not exact. `round_to` and `gathers` change how
+        much is removed, but not the outputs.
 
         Args:
-            model: A copy of the trained network, an EMA for example, whose weights are cut instead.
-            round_to: Fill convolution outputs, and what BatchNorms read of a stream, up to this multiple with zero
-                channels; None: the pruner's own. Parts of a split and dead branches are not filled.
-            gathers: Whether layers may read a part of a shared stream (a residual sum, a concatenation) through an
-                index. False reads the whole stream: fewer, larger operations, which small batches may prefer.
+            model: A copy of the trained network to cut instead, such as an EMA.
+            round_to: Fill the outputs of convolutions, and the inputs of BatchNorms from a shared tensor, with zero
+                channels up to this multiple. Default: that of the pruner. Pieces and dead branches are not filled.
+            gathers: Whether layers may gather channels of a shared tensor (a residual sum, a concatenation). If False,
+                they read all of it, which takes fewer, larger operations and can be faster for small batches.
         """
         if not any(is_masked(module) for module in self._network_of(model).modules()):
             logger.warning(
-                "softprune: `model` is a copy without masks, so evaluating it has not shown what is cut: evaluate the "
-                "compact network, or copy the network (for an EMA) after the pruner is made"
+                "softprune: `model` is a copy without masks, so its accuracy is not that of the compact network: "
+                "evaluate the compact network, or create copies such as an EMA after the pruner"
             )
         plan, network, masks = self._plan_cut(model, round_to, gathers)
         if self._limit is not None:
@@ -493,49 +492,49 @@ class Pruner(HookOwner):
         return compact
 
     def _warn_of_cut(self, plan: PrunePlan, masks: dict[str, Tensor], *, dead: bool) -> None:
-        """Say what is odd about a cut; `dead`: whether any channel is."""
+        """Warn about unusual cuts. `dead`: whether any channel is dead."""
         for name in sorted(self.required):
             count = int(masks[name].sum())
             if count >= NARROW * len(masks[name]):
                 continue
             logger.warning(
-                "softprune: '%s' keeps %d of %d channels, and every path to an output passes it: the network may have "
-                "lost what it knew. Set `min_channels`, exclude the site, lower the strength or relax the target",
+                "softprune: '%s' keeps %d of %d channels and is on every path to an output: the accuracy may collapse. "
+                "Set `min_channels`, exclude the site, lower the strength or relax the target",
                 name,
                 count,
                 len(masks[name]),
             )
         if self.certificate is not None and not self.certificate.varies:
             logger.warning(
-                "softprune: the network gives the same outputs for every input: lower the learning rate, or %s",
+                "softprune: the network has the same outputs for every input: lower the learning rate, or %s",
                 "the strength" if self.penalised and not self.has_target else "prune less",
             )
         if plan.macs == plan.dense_macs and plan.params >= plan.dense_params:
-            kept = f"round_to={self.round_to}, min_channels={self.min_channels} or streams that are read whole"
+            kept = f"round_to={self.round_to}, min_channels={self.min_channels} or tensors that are read as a whole"
             why = f"channels are dead, but {kept} keep them" if dead else "no channel is dead; train longer"
             logger.warning("softprune: the compact network is as large as the dense one: %s", why)
 
     def _check_in_place(self) -> None:
         """Raise a ModelError unless the masked BatchNorms are still part of the model."""
         if self._detached:
-            raise ModelError("a pruner cannot be used after detach(). Got a call after it; make a new pruner.")
+            raise ModelError("a pruner cannot be used after detach(). Got a call after it; create a new pruner.")
         modules = dict(self.model.named_modules(remove_duplicate=False))
         for name, bn in self.site_masks.members.items():
             if modules.get(name) is not bn:
                 raise ModelError(
-                    f"the sites of a pruner must stay in place. '{name}' is no longer the BatchNorm that was masked; "
-                    "convert modules (convert_sync_batchnorm, fusing, wrapping) before making the pruner, or detach() "
-                    "first."
+                    f"the masked BatchNorms must stay in the model. '{name}' is no longer the one that was masked; "
+                    "convert modules (convert_sync_batchnorm, fusing, wrapping) before creating the pruner, or call "
+                    "detach() first."
                 )
 
     def _network_of(self, model: nn.Module | None) -> nn.Module:
-        """Return the pruned network, or the copy of it inside DDP, EMA or compile wrappers, with the same layers."""
+        """Return the pruned network, or its copy `model` without DDP, EMA or compile wrappers."""
         network = self.model if model is None else model
         while type(network) is not type(self.model):
             inner = getattr(network, "module", None) or getattr(network, "_orig_mod", None)
             if not isinstance(inner, nn.Module):
                 raise ModelError(
-                    f"`model` must be a copy of the network that is being pruned, a {type(self.model).__name__}. "
+                    f"`model` must be a copy of the pruned network, a {type(self.model).__name__}. "
                     f"Got a {type(model).__name__}."
                 )
             network = inner
@@ -543,35 +542,35 @@ class Pruner(HookOwner):
         for name in (*self._shapes, *shapes):
             if self._shapes.get(name) != shapes.get(name):
                 raise ModelError(
-                    "`model` must be a copy of the network that is being pruned, whose layers are replaced (a "
-                    "classifier, for example) or made by a first forward pass before the pruner is made. The parameter "
+                    "`model` must be a copy of the pruned network; layers must be replaced (such as a classifier) or "
+                    "created by a first forward pass before creating the pruner. The parameter "
                     f"'{name}' was {self._shapes.get(name)}; got {shapes.get(name)}."
                 )
         return network
 
-    # --- the end of the pruner, and its state ---------------------------------------------------------------------
+    # --- detaching, and state -------------------------------------------------------------------------------------
 
     def detach(self) -> nn.Module:
-        """Return the plain model with its weights as they are now. The pruner can no longer be used."""
+        """Remove the masks; return the plain model with its current weights. The pruner cannot be used afterwards."""
         self.release()
         unmask_model_(self.model)
         self._detached, self._checked = True, False
         return self.model
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Pruner:
-        # A copy of what holds the pruner, an EMA of a LightningModule or a module with a hook of it, keeps this pruner.
+        # Copies of objects that contain the pruner, such as an EMA of a LightningModule, share it.
         if not memo:
             self.__reduce__()
         return self
 
     def __reduce__(self) -> Any:
         raise TypeError(
-            "a pruner cannot be pickled or copied: it belongs to one model and one optimizer. Save "
+            "a pruner cannot be pickled or copied, since it belongs to one model and one optimizer. Save "
             "pruner.state_dict() and load it into a new pruner, or save pruner.compact()."
         )
 
     def _made_with(self) -> dict[str, Any]:
-        """Return the part of the state that must be the same in the pruner that resumes from it."""
+        """Return the part of the state that must be equal in a pruner that resumes from it."""
         settings = {"strength": self._given_strength, "target": None if self.target is None else str(self.target)}
         return {
             "method": self.name,
@@ -584,7 +583,7 @@ class Pruner(HookOwner):
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything needed to resume exactly, beside the model's and the optimizer's own state."""
+        """Return the complete state of the pruner. Model and optimizer have their own state."""
         return {
             **self._made_with(),
             "clock": self.clock.state_dict(),
@@ -594,11 +593,11 @@ class Pruner(HookOwner):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resume from :meth:`state_dict`."""
+        """Load the result of :meth:`state_dict`."""
         if not isinstance(state, dict) or not {"clock", "strength", "begun", "decision"} <= state.keys():
             got = sorted(state) if isinstance(state, dict) else type(state).__name__
             raise CheckpointError(
-                f"a pruner's state must be what state_dict() returned. Got {got}; pass that part of the checkpoint."
+                f"the state of a pruner must be a result of state_dict(). Got {got}; pass that part of the checkpoint."
             )
         check_strength(state["strength"])
         made = self._made_with()
@@ -607,9 +606,9 @@ class Pruner(HookOwner):
             if name != "settings" and (theirs.get(name) or None) != (here or None):
                 later = ", or set pruner.strength after loading" if name == "strength" else ""
                 raise CheckpointError(
-                    "a pruner's state must be of the same method, sites, floors and settings. In this pruner "
-                    f"{name!r} is {here!r}; got {theirs.get(name)!r}. Make the pruner as that of the checkpoint was "
-                    f"made{later}."
+                    "a state must have the method, sites, floors and settings of the pruner. In this pruner "
+                    f"{name!r} is {here!r}; got {theirs.get(name)!r}. Create the pruner like that of the "
+                    f"checkpoint{later}."
                 )
         self.clock.load_state_dict(state["clock"])
         self._set_strength(float(state["strength"]))
@@ -618,7 +617,7 @@ class Pruner(HookOwner):
 
 
 def undecayed_biases(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Return the groups of SCP's authors: weights and BatchNorm scales decay, shifts and biases do not."""
+    """Return the parameter groups of SCP's authors: weight decay for all parameters except shifts and biases."""
     decayed: list[nn.Parameter] = []
     spared: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
@@ -637,21 +636,21 @@ def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
 
 @dataclass(frozen=True)
 class SiteSummary:
-    """One masked BatchNorm."""
+    """Numbers of channels of a site."""
 
     name: str
     width: int
     kept: int
     floor: int
     rounded: int = 0
-    """Dead kept channels: those that a multiple or a floor keeps."""
+    """Number of dead channels that are kept by a multiple or a floor."""
     left: int = 0
-    """Channels in a cut network: fewer than are kept where they are not read, or a coupled site drops them."""
+    """Number of channels in the compact network: less than `kept` if some are unread or dropped by a coupled site."""
 
 
 @dataclass(frozen=True)
 class Summary:
-    """All sites, and what a cut would leave. Prints as a table."""
+    """All sites, and the costs before and after a cut. Prints as a table."""
 
     sites: tuple[SiteSummary, ...]
     channels: int
@@ -661,7 +660,7 @@ class Summary:
     params: int
     dense_params: int
     filled: tuple[str, ...]
-    """Modules that keep one channel that is not read, because a shape needs it."""
+    """Modules that keep one unread channel because of shapes."""
 
     def __str__(self) -> str:
         name = max(4, *(len(site.name) for site in self.sites))
@@ -688,18 +687,18 @@ class Summary:
 
 
 def check_values(model: nn.Module) -> None:
-    """Raise unless it is a network whose every parameter has finite values."""
+    """Raise a ModelError unless `model` is a network whose parameters and statistics are finite."""
     check_is_module(model)
     missing = first_uninitialised(model)
     if missing is not None:
         name, kind = missing
         raise ModelError(
             f"parameters must have values. Got '{name}', a {kind} one; run the model once, or load its weights, "
-            "before the pruner is made."
+            "before creating the pruner."
         )
     bad = non_finite(model)
     if bad:
         raise ModelError(
-            f"parameters and statistics must be finite. Got NaN or infinity in '{bad[0]}'; go back to a checkpoint "
-            "from before training diverged."
+            f"parameters and statistics must be finite. Got NaN or infinity in '{bad[0]}'; return to a checkpoint "
+            "from before the training diverged."
         )

@@ -1,4 +1,4 @@
-"""Methods that rank the channels by a score and remove the lowest: L1, Taylor, random, Slimming, and one of your own.
+"""Methods that rank channels by a score and remove the lowest: L1, Taylor, random, Slimming, and your own.
 
 SFP and FPGM do so before training and after every epoch.
 """
@@ -31,29 +31,29 @@ from softprune.target import TargetLike
 
 Scope = Literal["global", "layer"]
 Evaluation = Literal["strict", "authors"]
-"""What evaluation computes where a filter is zero: "strict" zero, "authors" the constant that its BatchNorm emits."""
+"""Output for a zero filter in evaluation: zero ("strict"), or the constant output of its BatchNorm ("authors")."""
 
 
 class RankingPruner(Pruner):
-    """A method that removes the channels of lowest score, a share `ratio` of every site or what a target asks for.
+    """Base class of methods that remove the channels with the lowest scores, by a ratio per site or to meet a target.
 
-    The network trains whole. Until :meth:`decide`, `masks()`, `plan()`, `summary()` and `compact()` show what a
-    decision now would be; from then on, the model trains and evaluates with the final masks. A subclass defines
-    :meth:`scores`.
+    The network trains without masks until :meth:`decide`. Before, `masks()`, `plan()`, `summary()` and `compact()` show
+    the decision for the current weights; afterwards, the model trains and evaluates with the final masks. Subclasses
+    define :meth:`scores`.
 
     Args:
-        ratio: The share of channels to remove, or shares by glob on the BatchNorms' names.
-        target: Instead of a ratio, a budget; :class:`softprune.methods.options.TargetOptions` has what goes with it.
+        ratio: Share of channels to remove, or shares by glob pattern on the names of the BatchNorms.
+        target: Target of the cut, instead of a ratio. See :class:`softprune.methods.options.TargetOptions`.
     """
 
     once: ClassVar[bool] = True
-    """Whether the decision is taken once, in :meth:`decide`. Other methods take it themselves, by :meth:`store`."""
+    """Whether channels are chosen once, in :meth:`decide`. Other methods update the masks during training."""
     scope: Scope = "layer"
-    """What a target compares: the ranks of channels within their sites, so that each site loses the same share, or
-    with "global" the scores of all channels."""
+    """How a target compares channels: by rank within their sites ("layer"), so that all sites lose the same share, or
+    by score over all sites ("global")."""
     default_ratio: ClassVar[float] = 0.5
     first_strength: float = 0.0
-    """The weight of what the method adds to the loss, where it adds something."""
+    """Initial strength of the penalty, for methods with a penalty."""
     site_masks: StoredMasks
     _final = False
 
@@ -73,7 +73,7 @@ class RankingPruner(Pruner):
         try:
             ratio = self.default_ratio if ratio is None else ratio
             self.ratios = shares_by_site("ratio", ratio, self.sites)
-            """The share of channels to remove at each site."""
+            """Share of channels to remove, by site."""
             if target is not None:
                 self._limit = Limit(target, self._prunable(), latency_table)
         except BaseException:
@@ -81,17 +81,17 @@ class RankingPruner(Pruner):
             raise
 
     def scores(self, network: nn.Module) -> dict[str, Tensor]:
-        """Return a score for every channel, by site. For a ratio they are compared within a site."""
+        """Return the scores of the channels by site. With a ratio, only scores of the same site are compared."""
         raise NotImplementedError
 
     def comparable(self, scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return scores that a target compares over all sites: as they are, or the rank within a site, from 1 down."""
+        """Return scores that are comparable across sites: unchanged ("global"), or relative ranks within the site."""
         if self.scope == "global":
             return dict(scores)
         assert self._limit is not None
         masks, blocks = self.site_masks, self._limit.prunable.coupled
         ranks = masks.layout.rank(masks.row(scores))
-        if any(block > 1 for block in blocks.values()):  # groups of a convolution are ranked as a whole
+        if any(block > 1 for block in blocks.values()):  # rank the groups of a grouped convolution as a whole
             least = {name: -rank.double().cpu() for name, rank in masks.by_site(ranks).items()}
             for unit, block in blocks.items():
                 if block > 1:
@@ -101,18 +101,18 @@ class RankingPruner(Pruner):
         return {name: 1 - rank.double() / len(rank) for name, rank in masks.by_site(ranks).items()}
 
     def drop_count(self, name: str, width: int) -> int:
-        """Return how many channels a ratio removes from a site."""
+        """Return the number of channels that a ratio removes from a site."""
         return int(width * self.ratios[name])
 
     def choose(self, row: Tensor) -> Tensor:
-        """Return a row of masks for a ratio from a row of scores; floors and multiples are added to it."""
+        """Return the masks for a ratio, before floors and multiples, from a row of scores."""
         layout = self.site_masks.layout
         kept = [site.width - self.drop_count(site.name, site.width) for site in layout.sites]
         return layout.rank(row) < torch.tensor(kept, device=row.device)[layout.site_of]
 
     @torch.no_grad()
     def decision(self, network: nn.Module) -> Tensor:
-        """Return the decision that the weights of `network` lead to, a row of all channels."""
+        """Return the masks of all sites by the weights of `network`, as a row."""
         masks, scores = self.site_masks, self.scores(network)
         if self._limit is not None:
             return masks.row(self._limit.masks(self._fold_gates(network), self.comparable(scores)))
@@ -144,7 +144,7 @@ class RankingPruner(Pruner):
 
 
 class FilterPruner(RankingPruner):
-    """A method that ranks the filters of the layer in front of each site. All parameters decay, as in its code."""
+    """Base class of methods that rank the filters of the layer before each site. All parameters have weight decay."""
 
     every_norm = True
 
@@ -152,16 +152,16 @@ class FilterPruner(RankingPruner):
         graph = super()._read(example, **globs)
         feeders = {site.name: graph.feeder(site.name) for site in graph.sites}
         self.feeders = {name: feeder for name, feeder in feeders.items() if feeder is not None}
-        """The layer whose filters feed each site."""
-        without = "it does not read the filters of one layer alone, channel by channel"
+        """Name of the layer whose filters produce the channels of each site."""
+        without = "its channels are not the filters of a single layer"
         return graph.only({name: without for name, feeder in feeders.items() if feeder is None})
 
     def layers(self, network: nn.Module) -> dict[str, Any]:
-        """Return the layer that feeds each site."""
+        """Return the layer before each site."""
         return {site.name: network.get_submodule(self.feeders[site.name]) for site in self.sites}
 
     def filters(self, network: nn.Module) -> dict[str, Tensor]:
-        """Return the filters of every site, one row each."""
+        """Return the filters of each site as a matrix with one row per filter."""
         layers = self.layers(network).items()
         return {name: by_filter(layer, layer.weight.detach()).flatten(2).flatten(0, 1) for name, layer in layers}
 
@@ -171,18 +171,18 @@ class FilterPruner(RankingPruner):
 
 
 class L1Pruner(FilterPruner):
-    """L1-norm filter pruning (Li et al., ICLR 2017) of a model.
+    """L1-norm filter pruning (Li et al., ICLR 2017).
 
-    The network trains as it is, or comes trained; :meth:`decide` then drops, layer by layer, the filters whose
-    weights have the smallest L1 norm. Meant to be fine-tuned.
+    The network is trained without masks, or is pretrained. :meth:`decide` then removes the filters with the smallest L1
+    norm from each layer. Fine-tuning should follow.
 
     Args:
-        ratio: The share of filters to remove from every layer, or shares by glob on the BatchNorms' names;
-            0.5 by default.
+        ratio: Share of filters to remove from every layer, or shares by glob pattern on the names of the BatchNorms.
+            Default: 0.5.
     """
 
     name = "l1"
-    description = "removes the filters of smallest L1 norm from a trained network, once; to be fine-tuned"
+    description = "one-shot: removes the filters with the smallest L1 norm; fine-tune afterwards"
     settings = ("ratios",)
     every_norm = False
 
@@ -195,26 +195,26 @@ class L1Pruner(FilterPruner):
 
 
 class SfpPruner(FilterPruner):
-    """Soft Filter Pruning (He et al., IJCAI 2018) of a model.
+    """Soft Filter Pruning (He et al., IJCAI 2018).
 
-    In every layer that feeds a BatchNorm, also the last of a residual branch, the int(ratio * width) filters with
-    the smallest L2 norm are set to zero before training and after every epoch (call :meth:`end_epoch`). All of them
-    are still trained. The cut removes the filters that are zero, also with ``evaluation="authors"``.
+    In every layer followed by a BatchNorm, including the last one of a residual branch, the int(ratio * width) filters
+    with the smallest L2 norm are set to zero before training and after every epoch (call :meth:`end_epoch`). They
+    continue to be trained. The cut removes the filters that are zero, also with ``evaluation="authors"``.
 
     Args:
-        ratio: The share of filters that is zero in every layer (the authors' 1 - rate), or shares by glob on the
-            BatchNorms' names; 0.4 by default.
-        evaluation: "strict": a zeroed filter's channel is zero in evaluation. "authors": its BatchNorm's constant
-            stays, as in the authors' code.
+        ratio: Share of filters to set to zero in every layer (the authors' 1 - rate), or shares by glob pattern on the
+            names of the BatchNorms. Default: 0.4.
+        evaluation: "strict": the channels of zero filters are zero in evaluation. "authors": they are the constant
+            output of the BatchNorm, as in the authors' code.
     """
 
     name = "sfp"
-    description = "the filters of smallest norm set to zero after every epoch, free to grow back"
+    description = "sets the filters with the smallest L2 norm to zero after every epoch; they can grow back"
     settings: ClassVar[tuple[str, ...]] = ("ratios",)
     once = False
     default_ratio = 0.4
     masked_training: ClassVar[bool] = False
-    """Whether channels whose filters are zero are masked in training, too; filters grow back otherwise."""
+    """Whether the channels of zero filters are masked in training too. Otherwise the filters can grow back."""
 
     def __init__(
         self,
@@ -235,7 +235,7 @@ class SfpPruner(FilterPruner):
 
     @torch.no_grad()
     def zero_filters(self) -> None:
-        """Select filters and set them to zero."""
+        """Choose filters by score and set them to zero."""
         self.site_masks.keep.copy_(self.decision(self.model))
         masks = super().masks()
         for name, layer in self.layers(self.model).items():
@@ -251,35 +251,35 @@ class SfpPruner(FilterPruner):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if self.attached and int(self.clock.step) == 0 and state.get("clock", {}).get("step"):
             raise CheckpointError(
-                f"the state of {self.name} must be loaded before the optimizer is attached, since attaching begins "
-                "training and sets filters to zero. Got a state after attach(); make the pruner, load, then attach."
+                f"the state of {self.name} must be loaded before the optimizer is attached, since attach() starts the "
+                "training and sets filters to zero. Got a state after attach(); create the pruner, load, then attach."
             )
         super().load_state_dict(state)
 
 
 def summed_distances(filters: Tensor) -> Tensor:
-    """Return each filter's sum of Euclidean distances to all of them: small near their geometric median."""
-    # The matrix product is many times quicker than differences, but loses small distances in float32.
+    """Return the sum of the Euclidean distances of each filter to all filters, small near their geometric median."""
+    # Distances by matrix product are much faster than by differences, but too inaccurate in float32.
     precise = filters.double()
     distances = torch.cdist(precise, precise, compute_mode="use_mm_for_euclid_dist").fill_diagonal_(0)
     return distances.sum(1).to(filters.dtype)
 
 
 class FpgmPruner(SfpPruner):
-    """Filter Pruning via Geometric Median (He et al., CVPR 2019) of a model.
+    """Filter Pruning via Geometric Median (He et al., CVPR 2019).
 
-    In every layer that feeds a BatchNorm, the int(ratio_dist * width) filters with the smallest sum of distances to all
-    others are set to zero before training and after every epoch (call :meth:`end_epoch`). As in the authors' ResNet
-    code their gradients are masked in between; momentum and weight decay still act on them.
+    In every layer followed by a BatchNorm, the int(ratio_dist * width) filters with the smallest sum of distances to
+    all others are set to zero before training and after every epoch (call :meth:`end_epoch`). In between, their
+    gradients are masked as in the authors' ResNet code; momentum and weight decay still apply to them.
 
     Args:
-        ratio_dist: The share of filters to remove (the authors' rate_dist), or shares by glob; 0.4 by default.
-        evaluation: "strict": a zeroed filter's channel is zero, in training too. "authors": its BatchNorm's constant
-            stays, as in the authors' code.
+        ratio_dist: Share of filters to remove (the authors' rate_dist), or shares by glob pattern. Default: 0.4.
+        evaluation: "strict": the channels of zero filters are zero, in training too. "authors": they are the constant
+            output of the BatchNorm, as in the authors' code.
     """
 
     name = "fpgm"
-    description = "the filters nearest to all others set to zero after every epoch, gradients masked"
+    description = "sets the filters closest to all others to zero after every epoch and masks their gradients"
     masked_training = True
 
     def __init__(
@@ -306,20 +306,20 @@ class FpgmPruner(SfpPruner):
 
 
 class TaylorPruner(RankingPruner):
-    """First-order Taylor pruning (Molchanov et al., CVPR 2019) of a model.
+    """First-order Taylor pruning (Molchanov et al., CVPR 2019).
 
-    While the network trains, or is only fine-tuned for an epoch at a small learning rate, the squared first-order
-    change of the loss without each channel is summed up; :meth:`decide` then drops the channels with the smallest sums,
-    once. Meant to be fine-tuned.
+    During training, for example one epoch at a small learning rate, the squared first-order change of the loss by
+    removing each channel is accumulated. :meth:`decide` then removes the channels with the smallest sums. Fine-tuning
+    should follow.
 
     Args:
         scope: With a `target`, "global" compares channels over the whole network, and "layer" removes the same share
             of every site.
-        ratio: The share of channels to remove at every site, or shares by glob on their names; 0.5 by default.
+        ratio: Share of channels to remove from every site, or shares by glob pattern on site names. Default: 0.5.
     """
 
     name = "taylor"
-    description = "removes the channels of smallest first-order importance, once; to be fine-tuned"
+    description = "one-shot: removes the channels with the smallest first-order importance; fine-tune afterwards"
     settings = ("ratios", "scope")
 
     def __init__(
@@ -351,16 +351,16 @@ class TaylorPruner(RankingPruner):
 
 
 class RandomPruner(RankingPruner):
-    """Random channels: the network trains as it is, then :meth:`decide` drops random channels of every site.
+    """Random pruning: the network trains without masks, then :meth:`decide` removes random channels of every site.
 
-    The control: a method's criterion must do better.
+    This is the control for the criteria of other methods.
 
     Args:
-        ratio: The share of channels to remove at every site, or shares by glob on their names; 0.5 by default.
+        ratio: Share of channels to remove from every site, or shares by glob pattern on site names. Default: 0.5.
     """
 
     name = "random"
-    description = "random channels: the control for a method's criterion"
+    description = "one-shot: removes random channels, the control for a method's criterion"
     settings = ("ratios",)
 
     def scores(self, network: nn.Module) -> dict[str, Tensor]:
@@ -369,23 +369,23 @@ class RandomPruner(RankingPruner):
 
 
 class SlimmingPruner(RankingPruner):
-    """Network Slimming (Liu et al., ICCV 2017) of a model.
+    """Network Slimming (Liu et al., ICCV 2017).
 
-    Training adds ``strength * sum |gamma|`` to the loss, which is the authors' ``strength * sign(gamma)`` on the
-    gradient. :meth:`decide` then drops the share ``ratio`` of all channels, those with the smallest |gamma| over the
-    whole network, and the penalty ends. The dropped channels' shifts go with them, uncompensated: expect to
-    fine-tune. A layer that would lose everything is no error: where the network allows it, it goes, and where every
-    path passes through it, its best channel stays.
+    Training adds ``strength * sum |gamma|`` to the loss, equivalent to the authors' ``strength * sign(gamma)`` in the
+    gradient. :meth:`decide` then removes the share ``ratio`` of all channels, those with the smallest |gamma| in the
+    network, and turns the penalty off. The shifts of removed channels are not compensated, so fine-tuning should
+    follow. A layer may lose all channels and is then removed, unless it is on the only path to an output: then its best
+    channel is kept.
 
     Args:
-        strength: Weight of the penalty (1e-4 for VGG, 1e-5 for ResNet-164 and DenseNet-40).
-        ratio: The share of channels to remove; 0.7 by default.
-        initial_scale: Set the scales to this when training begins (the authors' networks start at 0.5). None leaves
-            them, as is right for a network that is trained already.
+        strength: Factor of the penalty (1e-4 for VGG, 1e-5 for ResNet-164 and DenseNet-40).
+        ratio: Share of channels to remove. Default: 0.7.
+        initial_scale: Value to set the BatchNorm scales to when training starts (0.5 in the authors' networks). None
+            keeps the scales, as appropriate for a pretrained network.
     """
 
     name = "slimming"
-    description = "L1 penalty on BatchNorm scales, then one threshold over all of them; to be fine-tuned"
+    description = "L1 penalty on BatchNorm scales, then one threshold for all channels; fine-tune afterwards"
     settings = ("ratio",)
     penalised = True
     scope = "global"
@@ -412,7 +412,7 @@ class SlimmingPruner(RankingPruner):
                 bn.weight.fill_(self._initial_scale)
 
     def _extra_loss(self) -> Tensor:
-        # abs() has the derivative 0 at 0, as the authors' sign(gamma) does.
+        # abs() has derivative 0 at 0, like the authors' sign(gamma).
         penalty = torch.cat([bn.weight for bn in self.norms.values()]).abs().sum()
         return self.strength * penalty
 
@@ -424,6 +424,6 @@ class SlimmingPruner(RankingPruner):
         return {site.name: network.get_parameter(f"{site.name}.weight").detach().abs() for site in self.sites}
 
     def choose(self, row: Tensor) -> Tensor:
-        # All but int((1 - ratio) total), as in the SCP authors' port, whose numbers are in the paper's tables.
+        # Keep int((1 - ratio) * total) channels, like the SCP authors' port, which gave the numbers in the paper.
         best = torch.argsort(row, descending=True, stable=True)[: int((1 - self.ratio) * len(row))]
         return torch.zeros_like(row, dtype=torch.bool).index_fill_(0, best, True)

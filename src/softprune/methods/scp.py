@@ -21,27 +21,27 @@ logger = get_logger(__name__)
 
 
 class SoftPruner(Pruner):
-    """Soft Channel Pruning (Kang and Han, ICML 2020) of a model.
+    """Soft Channel Pruning (Kang and Han, ICML 2020).
 
     Args:
-        model: Any network with BatchNorms that an activation follows; masked in place.
-        example: What the model is called with: a tensor, a tuple of arguments, or (args, kwargs).
-        strength: The paper's lambda, the weight of the sparsity loss (1e-4 for VGG on CIFAR-10, the default).
-        target: Instead of a strength, a budget: ``{"macs": 0.5}`` keeps at most half of the MACs. The quantity is one
-            of macs, flops (two per MAC), params, channels and latency; the amount is a share, "50%" or the figure
-            itself. What the outputs miss least, for what it costs, is then chosen and fades out; :attr:`status` shows
-            how far that is.
-        total_steps: Optimizer steps of the whole training, which a target needs.
-        final_at: The share of the training after which the cut of a target is final; by default 0.3 for a network that
-            comes trained and 0.6 for an untrained one.
-        latency_table: For a latency target of another runtime or machine, what :func:`softprune.budget.latency_table`
-            measured there: the table, or the path of its file. By default it is measured here in eager PyTorch, at the
-            example's batch size.
-        masks: The constants of the masks; the defaults are the authors'.
-        site_kinds: Kinds of sites beside BatchNorms that an activation reads: "sum" (BatchNorms that are added and then
-            activated share a mask), "linear" (BatchNorms without an activation), "stream" (all BatchNorms that write
-            one residual stream share a mask). Default: all three with a target, else "sum".
-        options: Those of :class:`softprune.methods.options.PrunerOptions`.
+        model: Any network with BatchNorms followed by activations, masked in place.
+        example: An input of the model: a tensor, a tuple of arguments, or (args, kwargs).
+        strength: Sparsity strength (the paper's lambda), the factor of the sparsity loss. Default: 1e-4, the value for
+            VGG on CIFAR-10.
+        target: Limit of the compact network, instead of a strength: ``{"macs": 0.5}`` keeps at most half of the MACs.
+            The metric is macs, flops (two per MAC), params, activations, channels or latency; the amount is a share, a
+            percentage ("50%") or an absolute value. Channels with the least effect on the outputs for their cost are
+            chosen and faded out; :attr:`status` reports the progress.
+        total_steps: Number of optimizer steps of the whole training. Required for a target.
+        final_at: Share of the training after which the cut of a target is final. Default: 0.3 for a pretrained network,
+            0.6 for an untrained one.
+        latency_table: Result of :func:`softprune.budget.latency_table`, or its file, for a latency target in another
+            runtime or on another machine. Default: measured here in eager PyTorch, at the example's batch size.
+        masks: Constants of the masks. Default: those of the authors.
+        site_kinds: Kinds of sites in addition to BatchNorms followed by an activation: "sum" (BatchNorms that are added
+            before an activation share a mask), "linear" (BatchNorms without an activation), "stream" (all BatchNorms
+            that write to a residual stream share a mask). Default: all three with a target, otherwise "sum".
+        options: Options of all methods, :class:`softprune.methods.options.PrunerOptions`.
     """
 
     name = "scp"
@@ -86,7 +86,7 @@ class SoftPruner(Pruner):
         return SoftMasks(self.model, self.sites, self.clock, self.mask_config, **self._rules())
 
     def _extra_loss(self) -> Tensor | None:
-        """Return lambda L_sparse, equation 16 of the paper; `masks.functional.sparsity_terms` has the formula."""
+        """Return lambda L_sparse, equation 16 of the paper; see `masks.functional.sparsity_terms`."""
         if self.budget is not None:
             return None
         return self.strength * self.site_masks.loss()
@@ -98,8 +98,8 @@ class SoftPruner(Pruner):
         if self.budget is not None:
             if not self.budget.is_final:
                 logger.warning(
-                    "softprune: the cut is decided at step %d of total_steps=%d, and the network has not trained with "
-                    "it. Train to the end; of several checkpoints choose one with pruner.status.margin >= 0",
+                    "softprune: the cut is made final at step %d of total_steps=%d, and the network has not trained "
+                    "with it. Train to the end, or choose a checkpoint with pruner.status.margin >= 0",
                     int(self.clock.step),
                     self.budget.total_steps,
                 )
@@ -114,14 +114,14 @@ class SoftPruner(Pruner):
             return super().compact(model, round_to=round_to, gathers=gathers)
         if not gathers or round_to not in (None, self.round_to):
             raise ConfigError(
-                "a target is met by one cut, the one that it was counted with: with gathers, in multiples of "
+                "a target is only met by the cut that it was computed for: with gathers, in multiples of "
                 f"{self.round_to}. Got gathers={gathers!r}, round_to={round_to!r}; train with that `round_to` "
-                "(`method.round_to` in a recipe), and for a cut without gathers with a strength instead of a target."
+                "(`method.round_to` in a recipe), and for a cut without gathers, with a strength instead of a target."
             )
         if not self.budget.is_final:
             logger.warning(
-                "softprune: this cut is a trial at step %d of total_steps=%d; the cut is final from step %d on. If "
-                "training ends here, call pruner.decide() first: until then the masked network evaluates without it",
+                "softprune: this cut is preliminary (step %d of total_steps=%d); the cut is final from step %d on. If "
+                "training ends here, call pruner.decide() first: until then, evaluation does not use these masks",
                 int(self.clock.step),
                 self.budget.total_steps,
                 self.budget.final_step,
@@ -151,21 +151,21 @@ class SoftPruner(Pruner):
 class TargetSoftPruner(SoftPruner):
     """SCP's target-ratio training (section "Target channel pruning ratio" of the paper).
 
-    The sparsity loss acts on the share ``ratio`` of all channels alone, those most likely dead at the moment. When
-    it has risen since the step before, over the chosen channels that are still alive, a step descends on it alone;
-    otherwise on the joint loss. The task's loss is multiplied by 0 or 1 on the device, so that every parameter has a
-    gradient in every step.
+    In each step, the sparsity loss applies only to the share ``ratio`` of all channels with the highest dead
+    probability. If the loss of those that are still alive has risen since the previous step, the step minimises the
+    sparsity loss alone; otherwise it minimises the joint loss. The task loss is multiplied by 0 or 1 on the device, so
+    that every parameter has a gradient in every step.
 
     Args:
-        ratio: The share of channels, over all sites, that is to be dropped.
-        strength: Weight of the sparsity loss: how hard the chosen channels are pushed, no longer how many go. Too
-            small, and they do not die within the training.
-        masks: The constants of the masks; the defaults are the authors'.
-        site_kinds: Kinds of sites beside BatchNorms that an activation reads, as :class:`SoftPruner` takes them.
+        ratio: Share of channels to drop, over all sites.
+        strength: Factor of the sparsity loss. It does not determine how many channels are removed, but if it is too
+            small, the chosen channels do not die within the training.
+        masks: Constants of the masks. Default: those of the authors.
+        site_kinds: Further kinds of sites, as in :class:`SoftPruner`.
     """
 
     name = "scp-target"
-    description = "SCP that ends at a given share of channels, without a search for the strength"
+    description = "SCP that removes a given share of the channels, without a search for the strength"
     continues = False
     settings = ("ratio",)
 
@@ -184,20 +184,20 @@ class TargetSoftPruner(SoftPruner):
         super().__init__(model, example, strength=strength, masks=masks, site_kinds=site_kinds, **options)
         self._shuffle = torch.argsort(self.site_masks.words, stable=True)
         self.count = round(self.ratio * len(self._shuffle))
-        # The terms of the step before and of this one; nothing rises above infinity.
+        # Terms of the previous and of the current step. Infinity, so that nothing rises in the first step.
         self._before = torch.full((len(self._shuffle),), torch.inf, device=self._shuffle.device)
         self._now = self._before.clone()
 
     def _terms(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the sparsity loss of every channel, which channels are chosen, and which of those are still alive."""
+        """Return sparsity losses, a mask of the chosen channels, and a mask of those that are still alive."""
         masks = self.site_masks
         if self._before.device != masks.device:
             self._before, self._now = self._before.to(masks.device), self._now.to(masks.device)
             self._shuffle = self._shuffle.to(masks.device)
-        # Untrained channels are all alike. In the order of the layers the first layers would be chosen whole.
+        # Untrained channels all have the same probability. Shuffle, or entire first layers would be chosen.
         order = self._shuffle[torch.argsort(masks.alive().detach()[self._shuffle], stable=True)]
         chosen = torch.zeros_like(order, dtype=torch.bool)
-        chosen.index_fill_(0, order[: self.count], True)  # an assignment would copy a scalar from the host
+        chosen.index_fill_(0, order[: self.count], True)  # indexed assignment would copy a scalar from the host
         return masks.channel_terms(), chosen, chosen & ~masks.dead()
 
     def _extra_loss(self) -> Tensor:
@@ -207,7 +207,7 @@ class TargetSoftPruner(SoftPruner):
     def _total_loss(self, task: Tensor) -> Tensor:
         terms, chosen, pending = self._terms()
         self._now.copy_(terms.detach())
-        # The shift of a dead channel falls in every step: counted too, it would hide that the others rise.
+        # Without `pending`, the terms of dead channels, which fall in every step, would hide the rise of the others.
         rise = torch.where(pending, terms.detach() - self._before, 0.0).sum()
         joint = (rise <= 0).to(task.dtype)
         sparse = self.strength * torch.where(chosen, terms, 0.0).sum()

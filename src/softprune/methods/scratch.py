@@ -1,6 +1,6 @@
-"""Same shape from scratch: what a pruned network's architecture reaches from new weights with the same training.
+"""Training from scratch: train the architecture of a pruned network from random weights.
 
-A control: do the remaining weights matter, or only the widths?
+This control shows whether the remaining weights matter or only the widths.
 """
 
 import os
@@ -22,20 +22,20 @@ PlanLike = PrunePlan | str | os.PathLike[str]
 
 
 class ScratchPruner(Pruner):
-    """Trains a network under the masks of a finished plan, from its own new weights.
+    """Trains a network from random weights with the fixed masks of a plan.
 
-    The dropped channels are off in training and evaluation from the first step, so that this is the compact
-    network's training from scratch, and everything else (recipes, records, the verified cut) works as for a method.
-    The weights start as the dense definition draws them; before a BatchNorm their scale has no effect.
+    The dropped channels are off in training and evaluation from the first step. This is equivalent to training the
+    compact network from scratch, but recipes, records and the verified cut work as for other methods. The weights are
+    initialised at the dense width; before a BatchNorm, their scale has no effect.
 
     Args:
-        model: A newly built network of the definition that was pruned; masked in place.
-        example: What it is called with.
-        plan: The shape: a plan, the file of a compact network, or the folder of a finished run.
+        model: A newly built network with the architecture that was pruned, masked in place.
+        example: An input of the model.
+        plan: A plan, the file of a compact network, or the folder of a finished run.
     """
 
     name = "scratch"
-    description = "a finished run's shape trained from new weights: the control for a method's weights"
+    description = "architecture of a finished run, trained from random weights: the control for a method's weights"
     continues = True
     every_norm = True
     settings = ("kept",)
@@ -43,7 +43,7 @@ class ScratchPruner(Pruner):
     def __init__(self, model: nn.Module, example: ExampleLike, *, plan: PlanLike | None = None) -> None:
         if plan is None:
             raise ConfigError(
-                "`scratch` needs a `plan`, the shape to train. Got none; pass the folder of a finished run "
+                "`scratch` needs a `plan`, the architecture to train. Got none; pass the folder of a finished run "
                 "(method.options.plan in a recipe)."
             )
         self._plans = _plans(plan)
@@ -54,9 +54,9 @@ class ScratchPruner(Pruner):
         if not cuts:
             self._plans[0].check_fits(self.model)
         elif cuts[0].dense != self._plans[0].dense:
-            raise PlanError("`plan` must be of the network that `model` was cut from. Got another one's.")
+            raise PlanError("`plan` must belong to the network that `model` was cut from. Got that of another one.")
         self.kept, _ = _dense_channels(self._plans)
-        # In training that continues after a cut (train.compact_at), some are gone already.
+        # If training continues after a cut (train.compact_at), some channels are already removed.
         _, present = _dense_channels(cuts)
         graph = super()._read(example, **globs)
         self._initial: dict[str, Tensor] = {}
@@ -80,13 +80,13 @@ def _plans(plan: PlanLike) -> tuple[PrunePlan, ...]:
     if not file.exists():
         raise ConfigError(
             "`plan` must be a plan, the file of a compact network, or the folder of a finished run. Got "
-            f"{path}: {file} does not exist; change method.options.plan in config.toml if it is elsewhere now."
+            f"{path}: {file} does not exist; if it was moved, change method.options.plan in config.toml."
         )
     return tuple(read_plans(file))
 
 
 def _dense_channels(plans: Sequence[PrunePlan]) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
-    """Return the channels of the dense BatchNorms that the masks of `plans` keep, and those that are still there."""
+    """Return the dense indices of the channels kept by the masks of `plans`, and of those that are still present."""
     present: dict[str, list[int]] = {}
     kept: dict[str, list[int]] = {}
     for plan in plans:
