@@ -81,7 +81,7 @@ class Clock:
         node = None if torch.compiler.is_compiling() else torch._C._current_autograd_node()
         if node is None:
             return self.reading
-        if torch.is_grad_enabled() and torch._C._autograd._top_saved_tensors_default_hooks(False) is None:
+        if torch.is_grad_enabled() and "CheckpointFunction" in node.name():
             raise ModelError(
                 "activation checkpoints of a masked network must not be reentrant. Got one that is; pass "
                 "use_reentrant=False to torch.utils.checkpoint."

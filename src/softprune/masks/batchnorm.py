@@ -130,7 +130,7 @@ class _MaskedAct(MaskedBatchNorm):
 
 def uncounted() -> AbstractContextManager[Any]:
     """Hide tensors saved by sampling masks from activation checkpoints, which count the tensors saved for backward."""
-    if torch.compiler.is_compiling() or torch._C._autograd._top_saved_tensors_default_hooks(False) is None:
+    if torch.compiler.is_compiling():
         return nullcontext()
     return torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
 
