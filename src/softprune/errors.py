@@ -115,7 +115,8 @@ def import_optional(
         return importlib.import_module(module)
     # Packages compiled for another version of PyTorch raise RuntimeError or OSError.
     except (ImportError, RuntimeError, OSError) as problem:
+        absent = isinstance(problem, ModuleNotFoundError)
+        remedy = f"install it with `pip install {package}`" if absent else "install the build that fits your torch"
         raise error(
-            f"{purpose} needs the package {package}. Got {first_line(problem)!r}; install it with "
-            f"`pip install {package}`{otherwise}."
+            f"{purpose} needs the package {package}. Got {first_line(problem)!r}; {remedy}{otherwise}."
         ) from problem

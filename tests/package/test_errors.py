@@ -55,3 +55,15 @@ NET, ROW = nn.Linear(2, 2), torch.zeros(1, 2)
 def test_a_wrong_argument_is_named(call: Callable[[], Any], word: str) -> None:
     with pytest.raises(errors.SoftpruneError, match=word):
         call()
+
+
+@pytest.mark.parametrize(
+    ("line", "remedy"), [("import none_such", "pip install"), ("raise OSError", "fits your torch")]
+)
+def test_a_package_that_cannot_be_imported_has_a_remedy(
+    line: str, remedy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "unusable.py").write_text(line)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(errors.ConfigError, match=remedy):
+        errors.import_optional("unusable", "this test")
