@@ -130,7 +130,8 @@ class _MaskedAct(MaskedBatchNorm):
 
 def uncounted() -> AbstractContextManager[Any]:
     """Hide tensors saved by sampling masks from activation checkpoints, which count the tensors saved for backward."""
-    if torch.compiler.is_compiling():
+    is_enabled = torch._C._autograd._saved_tensors_hooks_is_enabled  # type: ignore[attr-defined]
+    if torch.compiler.is_compiling() or not is_enabled():
         return nullcontext()
     return torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
 
