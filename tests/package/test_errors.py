@@ -47,7 +47,6 @@ NET, ROW = nn.Linear(2, 2), torch.zeros(1, 2)
 @pytest.mark.parametrize(
     ("call", "word"),
     [
-        (lambda: sp.save(NET, "x", origin="x"), "origin"),
         (lambda: sp.export.to_onnx(nn.Linear, ROW, "x.onnx"), "class Linear"),
         (lambda: sp.bench.compare_latency(NET, None, ROW), "compact"),
     ],
