@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from softprune.devices import capture_graph
-from softprune.errors import ConfigError, NonFiniteLoss
+from softprune.errors import ConfigError, NonFiniteLoss, first_few
 from softprune.lab.config.settings import OptimizerConfig, RunConfig, TrainConfig
 from softprune.lab.data import ArrayBatches, LoaderBatches
 from softprune.lab.world import World
@@ -288,10 +288,10 @@ class TrainStep:
         step = self.world.max(int(self._first_bad))
         if step >= 0:
             epoch, position = divmod(step, self.steps)
+            images = first_few([*map(str, self.batches.sampler.indices(epoch)[position].tolist())], 8)
             raise NonFiniteLoss(
                 f"The loss must be finite. Got infinity or NaN in step {step} (epoch {epoch}, batch {position}), with "
-                f"images {self.batches.sampler.indices(epoch)[position].tolist()}. Lower the learning rate or the "
-                "strength, or check these images."
+                f"images {images}. Lower the learning rate or the strength, or check these images."
             )
 
     def totals(self) -> tuple[int, float, float, float]:
