@@ -70,21 +70,6 @@ def test_a_cuda_graph_keeps_the_input_that_it_reads(monkeypatch: pytest.MonkeyPa
     assert kept() is not None
 
 
-@pytest.mark.parametrize(
-    ("runtime", "options"),
-    [
-        ({"device": "cuda"}, {"options": {"triton.cudagraphs": True, "layout_optimization": False}}),
-        ({"device": "cuda", "dtype": "bfloat16"}, {"options": {"triton.cudagraphs": True}}),
-        ({}, {}),
-    ],
-)
-def test_the_compiler_gets_the_mode_and_keeps_the_memory_order(runtime, options, monkeypatch) -> None:
-    seen = []
-    monkeypatch.setattr(torch, "compile", lambda model, **given: seen.append(given))
-    Runtime(backend="compile", **runtime)._compiled(Dense())
-    assert seen == [{"dynamic": False, **options}]
-
-
 def test_half_precision_on_a_gpu_is_channels_last(monkeypatch) -> None:
     assert Runtime(device="cuda:0", dtype="float16").channels_last
     assert not Runtime(dtype="bfloat16").channels_last

@@ -227,13 +227,6 @@ def test_timm_norms_keep_their_activation() -> None:
     _assert_same(model, folded, example)
 
 
-def test_a_masked_network_is_refused() -> None:
-    model, example = Residual(), torch.randn(2, 3, 8, 8)
-    SoftPruner(model, example)
-    with pytest.raises(ModelError, match="an export needs a network without masks"):
-        fold_batch_norms(model, example)
-
-
 @pytest.mark.parametrize("kind", ["volumes", "transposed linear", "transposed sequence"])
 def test_weights_keep_their_memory_order(kind: str) -> None:
     torch.manual_seed(0)

@@ -301,18 +301,17 @@ def test_a_subclass_with_a_forward_of_its_own() -> None:
 class Geometry(nn.Module):
     """A layer of odd geometry, followed by another one, so that its death leaves a shape to be kept."""
 
-    def __init__(self, layer: nn.Module, **call: Any) -> None:
+    def __init__(self, layer: nn.Module) -> None:
         super().__init__()
         self.conv1, self.bn1 = conv(3, 8), nn.BatchNorm2d(8)
         self.layer, self.bn2 = layer, nn.BatchNorm2d(6)
         self.head = nn.Conv2d(6, 2, 1)
         self.side = nn.Conv2d(3, 2, 1)
-        self.call = call
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         side = self.side(x)
         x = F.relu(self.bn1(self.conv1(x)))
-        return self.head(F.relu(self.bn2(self.layer(x, **self.call)))), side
+        return self.head(F.relu(self.bn2(self.layer(x)))), side
 
 
 @pytest.mark.parametrize(

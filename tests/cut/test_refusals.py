@@ -49,6 +49,8 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "verify: an example": (lambda: sp.verify(DENSE, DENSE, torch.randn(2, 5, 8, 8)), "must run on its example"),
     "verify: another network": (lambda: sp.verify(DENSE, randomise_(Chain(), 1), EXAMPLE), "must equal the masked"),
     "cut_and_verify: a shape": (lambda: cut_and_verify(PLAN, other(), MASKS, EXAMPLE), r"Got \(7,\)"),
+    "export: a class": (lambda: sp.export.to_onnx(Chain, EXAMPLE, "x.onnx"), "class Chain"),  # type: ignore[arg-type]
+    "bench: no network": (lambda: sp.bench.compare_latency(DENSE, None, EXAMPLE), "compact"),  # type: ignore[arg-type]
     "remap: no optimizer": (lambda: sp.remap_optimizer(DENSE, DENSE, SMALL), "pass the wrapped optimizer"),  # type: ignore[arg-type]
     "remap: LBFGS": (
         lambda: sp.remap_optimizer(torch.optim.LBFGS(DENSE.parameters()), DENSE, SMALL),

@@ -62,6 +62,12 @@ def test_the_zoo_is_exact_or_refused() -> None:
                 assert result["masked"] + sum(result["frozen"].values()) == row["batch_norms"], row["name"]
 
 
+def test_site_kinds_reach_most_batch_norms_exactly() -> None:
+    for row in json.loads((RECORDS / "reach.json").read_text())["rows"]:
+        assert row["masked"][-1] >= 0.9 * row["norms"]
+        assert row["difference"] < 1e-12
+
+
 def test_certificates_hold_in_every_precision() -> None:
     eps = {"float32": 2**-23, "bfloat16": 2**-7, "float16": 2**-10}
     rows = json.loads((RECORDS / "certificates.json").read_text())["rows"]

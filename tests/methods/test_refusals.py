@@ -67,7 +67,7 @@ OPTIONS: list[tuple[str, dict[str, Any], str]] = [
     ("scp", {"exclude": ["no.such.layer"]}, "matches none"),
     ("scp", {"include": 5}, "`include`"),
     ("scp", {"exclude": [nn.ReLU()]}, "named_modules"),
-    ("scp", {"round_to": 0}, "round_to"),
+    *[("scp", {"round_to": value}, "round_to") for value in (0, "fast")],
     ("scp", {"min_channels": -1}, "min_channels"),
     ("scp", {"keep": 1.5}, "`keep`"),
     ("scp", {"keep": {"9": 0.5}}, "matches none"),

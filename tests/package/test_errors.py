@@ -2,15 +2,10 @@
 
 import ast
 import inspect
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
-from torch import nn
 
-import softprune as sp
 from softprune import errors
 
 
@@ -33,27 +28,6 @@ def test_every_warning_begins_with_softprune() -> None:
                 if node.func.attr in ("warning", "warn") and not text.startswith("softprune: "):
                     without.append(f"{file.name}:{node.lineno}: {text}")
     assert not without, "\n".join(without)
-
-
-def test_control_characters_are_shown_not_sent_to_the_terminal() -> None:
-    assert errors.printable("a\x1b[31m\n\u202e") == "a\\x1b[31m\\n\\u202e"
-    assert errors.printable("\N{GREEK SMALL LETTER DELTA} plain name") == "\N{GREEK SMALL LETTER DELTA} plain name"
-    assert errors.printable("a\nb\r", "\n\t") == "a\nb\\r"
-
-
-NET, ROW = nn.Linear(2, 2), torch.zeros(1, 2)
-
-
-@pytest.mark.parametrize(
-    ("call", "word"),
-    [
-        (lambda: sp.export.to_onnx(nn.Linear, ROW, "x.onnx"), "class Linear"),
-        (lambda: sp.bench.compare_latency(NET, None, ROW), "compact"),
-    ],
-)
-def test_a_wrong_argument_is_named(call: Callable[[], Any], word: str) -> None:
-    with pytest.raises(errors.SoftpruneError, match=word):
-        call()
 
 
 @pytest.mark.parametrize(

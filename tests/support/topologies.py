@@ -87,14 +87,19 @@ def pooled(x: Tensor) -> Tensor:
 
 
 class Chain(nn.Module):
+    """Two convolutions and a classifier. Subclasses put something between the convolutions."""
+
     def __init__(self) -> None:
         super().__init__()
         self.conv1, self.bn1 = conv(3, 8), nn.BatchNorm2d(8)
         self.conv2, self.bn2 = conv(8, 6), nn.BatchNorm2d(6)
         self.fc = nn.Linear(6, 5)
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.bn1(self.conv1(x)))
+    def between(self, x: Tensor) -> Tensor:
+        return x
+
+    def forward(self, x: Tensor) -> Any:
+        x = self.between(F.relu(self.bn1(self.conv1(x))))
         return self.fc(pooled(F.relu(self.bn2(self.conv2(x)))))
 
 
@@ -130,16 +135,12 @@ class Branches(nn.Module):
         return self.fc(pooled(F.relu(self.bn3(self.conv3(x)) + self.bn1(self.conv1(x)) + self.same(x))))
 
 
-class Projection(nn.Module):
+class Projection(Residual):
     """A residual block whose shortcut has a convolution and a BatchNorm of its own."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.stem, self.bn = conv(3, 8), nn.BatchNorm2d(8)
-        self.conv1, self.bn1 = conv(8, 6), nn.BatchNorm2d(6)
-        self.conv2, self.bn2 = conv(6, 8), nn.BatchNorm2d(8)
         self.short, self.bn3 = nn.Conv2d(8, 8, 1, bias=False), nn.BatchNorm2d(8)
-        self.fc = nn.Linear(8, 5)
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.bn(self.stem(x)))
@@ -147,14 +148,8 @@ class Projection(nn.Module):
         return self.fc(pooled(F.relu(branch + self.bn3(self.short(x)))))
 
 
-class Linear(nn.Module):
+class Linear(Chain):
     """A BatchNorm that a convolution reads with no activation in between."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1, self.bn1 = conv(3, 8), nn.BatchNorm2d(8)
-        self.conv2, self.bn2 = conv(8, 6), nn.BatchNorm2d(6)
-        self.fc = nn.Linear(6, 5)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.fc(pooled(F.relu(self.bn2(self.conv2(self.bn1(self.conv1(x)))))))
@@ -275,34 +270,21 @@ class Grouped(nn.Module):
         return self.fc(pooled(F.relu(self.bn2(self.grouped(x)))))
 
 
-class SqueezeExcite(nn.Module):
+class SqueezeExcite(Chain):
     def __init__(self) -> None:
         super().__init__()
-        self.conv1, self.bn1 = conv(3, 8), nn.BatchNorm2d(8)
         self.squeeze, self.excite = nn.Conv2d(8, 4, 1), nn.Conv2d(4, 8, 1)
-        self.conv2, self.bn2 = conv(8, 6), nn.BatchNorm2d(6)
-        self.fc = nn.Linear(6, 5)
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.bn1(self.conv1(x)))
-        gate = torch.sigmoid(self.excite(F.relu(self.squeeze(x.mean((2, 3), keepdim=True)))))
-        return self.fc(pooled(F.relu(self.bn2(self.conv2(x * gate)))))
+    def between(self, x: Tensor) -> Tensor:
+        return x * torch.sigmoid(self.excite(F.relu(self.squeeze(x.mean((2, 3), keepdim=True)))))
 
 
-class Shuffle(nn.Module):
+class Shuffle(Chain):
     """Channel shuffle in the usual spelling, with sizes computed from the tensor."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1, self.bn1 = conv(3, 8), nn.BatchNorm2d(8)
-        self.conv2, self.bn2 = nn.Conv2d(8, 6, 1, bias=False), nn.BatchNorm2d(6)
-        self.fc = nn.Linear(6, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.bn1(self.conv1(x)))
+    def between(self, x: Tensor) -> Tensor:
         batch, width, height, across = x.shape
-        x = x.view(batch, 2, width // 2, height, across).transpose(1, 2).reshape(batch, -1, height, across)
-        return self.fc(pooled(F.relu(self.bn2(self.conv2(x)))))
+        return x.view(batch, 2, width // 2, height, across).transpose(1, 2).reshape(batch, -1, height, across)
 
 
 class Chunk(nn.Module):
@@ -378,19 +360,15 @@ class Shared(nn.Module):
         return self.fc(pooled(F.relu(self.bn2(self.conv(x)))))
 
 
-class LayerScale(nn.Module):
+class LayerScale(Chain):
     """A parameter that belongs to no layer."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv1, self.bn1 = conv(3, 8), nn.BatchNorm2d(8)
         self.scale = nn.Parameter(torch.linspace(0.5, 1.5, 8).view(8, 1, 1))
-        self.conv2, self.bn2 = conv(8, 6), nn.BatchNorm2d(6)
-        self.fc = nn.Linear(6, 5)
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.bn1(self.conv1(x))) * self.scale
-        return self.fc(pooled(F.relu(self.bn2(self.conv2(x)))))
+    def between(self, x: Tensor) -> Tensor:
+        return x * self.scale
 
 
 class TwoInputs(nn.Module):
@@ -406,58 +384,36 @@ class TwoInputs(nn.Module):
         return self.fc(pooled(F.relu(self.bn(self.conv(x)))))
 
 
-class TwoOutputs(nn.Module):
+class TwoOutputs(Chain):
     def __init__(self) -> None:
         super().__init__()
-        self.conv1, self.bn1 = conv(3, 8), nn.BatchNorm2d(8)
         self.map = nn.Conv2d(8, 2, 1)
-        self.conv2, self.bn2 = conv(8, 6), nn.BatchNorm2d(6)
-        self.fc = nn.Linear(6, 5)
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         x = F.relu(self.bn1(self.conv1(x)))
         return {"map": self.map(x), "logits": self.fc(pooled(F.relu(self.bn2(self.conv2(x)))))}
 
 
-class Transposed(nn.Module):
+class Transposed(Chain):
     def __init__(self) -> None:
         super().__init__()
-        self.conv, self.bn1 = conv(3, 8), nn.BatchNorm2d(8)
-        self.up, self.bn2 = nn.ConvTranspose2d(8, 6, 2, stride=2), nn.BatchNorm2d(6)
-        self.fc = nn.Linear(6, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.bn1(self.conv(x)))
-        return self.fc(pooled(F.relu(self.bn2(self.up(x)))))
+        self.conv2 = nn.ConvTranspose2d(8, 6, 2, stride=2)  # type: ignore[assignment]
 
 
-class PooledOneDimensional(nn.Module):
-    """Pooling and resampling between BatchNorm and activation, in one dimension."""
+class Pooled(nn.Module):
+    """Pooling and resampling between BatchNorm and activation, in one dimension or, trilinear, in three."""
 
-    def __init__(self) -> None:
+    def __init__(self, dimensions: int, inputs: int, widths: Sequence[int]) -> None:
         super().__init__()
-        self.conv1, self.bn1 = nn.Conv1d(2, 6, 3, padding=1), nn.BatchNorm1d(6)
-        self.conv2, self.bn2 = nn.Conv1d(6, 4, 3, padding=1), nn.BatchNorm1d(4)
-        self.conv3, self.bn3 = nn.Conv1d(4, 4, 3, padding=1), nn.BatchNorm1d(4)
-        self.pool, self.up = nn.MaxPool1d(2), nn.Upsample(scale_factor=2)
-        self.head, self.fc = nn.AdaptiveAvgPool1d(1), nn.Linear(4, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.pool(self.bn1(self.conv1(x))))
-        x = F.relu(self.up(self.bn2(self.conv2(x))))
-        return self.fc(F.relu(self.head(self.bn3(self.conv3(x)))).flatten(1))
-
-
-class PooledThreeDimensional(nn.Module):
-    """The same in three dimensions, with trilinear resampling."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1, self.bn1 = nn.Conv3d(1, 4, 3, padding=1), nn.BatchNorm3d(4)
-        self.conv2, self.bn2 = nn.Conv3d(4, 4, 3, padding=1), nn.BatchNorm3d(4)
-        self.conv3, self.bn3 = nn.Conv3d(4, 6, 1), nn.BatchNorm3d(6)
-        self.pool, self.up = nn.MaxPool3d(2), nn.Upsample(scale_factor=2, mode="trilinear")
-        self.head, self.fc = nn.AdaptiveAvgPool3d(1), nn.Linear(6, 5)
+        Conv, Norm, Max, Mean = (
+            getattr(nn, f"{kind}{dimensions}d") for kind in ("Conv", "BatchNorm", "MaxPool", "AdaptiveAvgPool")
+        )
+        first, second, third = widths
+        self.conv1, self.bn1 = Conv(inputs, first, 3, padding=1), Norm(first)
+        self.conv2, self.bn2 = Conv(first, second, 3, padding=1), Norm(second)
+        self.conv3, self.bn3 = Conv(second, third, 1), Norm(third)
+        self.pool, self.up = Max(2), nn.Upsample(scale_factor=2, mode="trilinear" if dimensions == 3 else "nearest")
+        self.head, self.fc = Mean(1), nn.Linear(third, 5)
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.pool(self.bn1(self.conv1(x))))
@@ -480,14 +436,12 @@ class UNet(nn.Module):
         return self.head(F.relu(self.bn3(self.up(torch.cat([middle, down], 1)))))
 
 
-class LearnedSlope(nn.Module):
+class LearnedSlope(Chain):
     """PReLU with a slope per channel, and with one slope."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv1, self.bn1, self.act1 = conv(3, 8), nn.BatchNorm2d(8), nn.PReLU(8)
-        self.conv2, self.bn2, self.act2 = conv(8, 6), nn.BatchNorm2d(6), nn.PReLU()
-        self.fc = nn.Linear(6, 5)
+        self.act1, self.act2 = nn.PReLU(8), nn.PReLU()
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.act1(self.bn1(self.conv1(x)))
@@ -525,18 +479,15 @@ class MLP(nn.Module):
         return self.fc3(F.relu(self.bn2(self.fc2(x))))
 
 
-class PixelShuffle(nn.Module):
+class PixelShuffle(Chain):
     """Four channels become one of twice the size, so they go together."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv1, self.bn1 = conv(3, 8), nn.BatchNorm2d(8)
-        self.conv2, self.bn2 = conv(2, 6), nn.BatchNorm2d(6)
-        self.fc = nn.Linear(6, 5)
+        self.conv2 = conv(2, 6)
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.pixel_shuffle(F.relu(self.bn1(self.conv1(x))), 2)
-        return self.fc(pooled(F.relu(self.bn2(self.conv2(x)))))
+    def between(self, x: Tensor) -> Tensor:
+        return F.pixel_shuffle(x, 2)
 
 
 IMAGE = ((3, 8, 8),)
@@ -656,7 +607,7 @@ TOPOLOGIES: dict[str, Topology] = {
         Hand(
             {"bn1": [0, 1, 5], "bn2": [3, 4]},
             {"conv1": (3, 4), "conv2": (3, 2), "fc": (2, 5)},
-            64 * 27 * 4 + 64 * 3 * 2 + 2 * 5,
+            64 * 27 * 4 + 64 * 9 * 3 * 2 + 2 * 5,
             {"conv2": 3},
         ),
     ),
@@ -737,21 +688,21 @@ TOPOLOGIES: dict[str, Topology] = {
         IMAGE,
         Hand(
             {"bn1": [0, 1, 2], "bn2": [0, 3]},
-            {"conv": (3, 3), "up": (3, 2), "fc": (2, 5)},
+            {"conv1": (3, 3), "conv2": (3, 2), "fc": (2, 5)},
             64 * 27 * 3 + 64 * 4 * 3 * 2 + 2 * 5,
         ),
     ),
     "1-D, pooled before the activation": Topology(
-        PooledOneDimensional,
+        lambda: Pooled(1, 2, (6, 4, 4)),
         ((2, 8),),
         Hand(
             {"bn1": [0, 1, 2], "bn2": [1, 3], "bn3": [0]},
             {"conv1": (2, 3), "conv2": (3, 2), "conv3": (2, 1), "fc": (1, 5)},
-            8 * 3 * 2 * 3 + 4 * 3 * 3 * 2 + 8 * 3 * 2 * 1 + 1 * 5,
+            8 * 3 * 2 * 3 + 4 * 3 * 3 * 2 + 8 * 2 * 1 + 1 * 5,
         ),
     ),
     "3-D, pooled before the activation": Topology(
-        PooledThreeDimensional,
+        lambda: Pooled(3, 1, (4, 4, 6)),
         ((1, 4, 4, 4),),
         Hand(
             {"bn1": [0, 1, 3], "bn2": [2], "bn3": [1, 4]},

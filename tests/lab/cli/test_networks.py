@@ -31,6 +31,7 @@ def test_inspect_a_network_from_the_registry_and_ones_own(softprune) -> None:
     ("arguments", "message"),
     [
         ("inspect vgg61", "Did you mean"),
+        (f"report {5000 * '1'}", "Choose another path"),
         ("inspect tiny_networks:tiny", "--input 3x224x224"),
         ("inspect tiny_networks:tiny --input 8x8", "--input must be CHANNELSxHEIGHTxWIDTH"),
         ("export nowhere", "compact.safetensors"),

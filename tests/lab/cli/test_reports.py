@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -34,15 +32,6 @@ def test_compare_prints_a_row_per_method_and_writes_a_page(softprune, finished: 
     assert "change" in header
     assert "paper" not in header
     assert [row.split()[0] for row in rows] == ["dense", "SCP"]
-
-
-@pytest.mark.parametrize("command", ["report", "compare"])
-def test_pages_and_tables_do_not_wait_for_torch(finished: Path, tmp_path: Path, command: str) -> None:
-    code = "import atexit, sys; atexit.register(lambda: print('torch' in sys.modules)); import softprune.lab.cli as cli"
-    arguments = [sys.executable, "-c", f"{code}; cli.main()", command, str(finished)]
-    arguments += ["--out", str(tmp_path / "page.html")]
-    done = subprocess.run(arguments, capture_output=True, text=True, timeout=120, check=True)
-    assert done.stdout.splitlines()[-1] == "False"
 
 
 def test_unfinished_runs_are_left_out_with_a_line_each(softprune, finished: Path, tmp_path: Path) -> None:

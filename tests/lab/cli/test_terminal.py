@@ -11,8 +11,17 @@ from terminal import ESCAPE, in_terminal, lines_of, screens_of
 from tiny import tiny_recipe
 
 from softprune.lab.cli.app import app
+from softprune.lab.cli.output import error_line, print_table
 
 ROOT = Path(__file__).parents[3]
+
+
+def test_control_characters_are_shown_as_escapes(capsys: pytest.CaptureFixture[str]) -> None:
+    error_line("a file called \x1b[31mred\x9b\udcff\n and more")
+    print_table(["name"], [["\x1b]0;title\x07"]])
+    out, err = capsys.readouterr()
+    assert err == "error: a file called \\x1b[31mred\\x9b\\udcff\n and more\n"
+    assert out.split() == ["name", "\\x1b]0;title\\x07"]
 
 
 def test_train_shows_a_bar_with_its_figures_and_ends_with_the_table(tmp_path: Path) -> None:

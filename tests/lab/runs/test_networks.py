@@ -13,14 +13,7 @@ from softprune.lab.config.settings import ModelConfig, RunConfig
 from softprune.lab.data import load_data
 from softprune.lab.runs.checkpoint import save_checkpoint
 from softprune.lab.runs.folder import RunFolder
-from softprune.lab.runs.networks import (
-    build_network,
-    check_outputs,
-    load_weights,
-    named_config,
-    read_weights,
-    starting_network,
-)
+from softprune.lab.runs.networks import build_network, check_outputs, load_weights, read_weights, starting_network
 
 
 def test_weights_come_from_the_files_that_are_accepted(tmp_path: Path) -> None:
@@ -206,14 +199,3 @@ def test_outputs_are_checked_and_the_random_state_stays() -> None:
     ):
         with pytest.raises(ConfigError, match=rf"It must .*{found}[\s\S]*build another"):
             check_outputs(wrong, data, "It", "build another")
-
-
-def test_code_that_only_a_run_names_is_not_trusted(tmp_path: Path) -> None:
-    config = RunConfig(model=ModelConfig(name="nets:small", options={"width": 6}), seed=3)
-    folder = RunFolder.create(tmp_path / "run", config)
-    assert named_config(folder, model="nets:small") == named_config(folder, data="", method="scp") == config
-    for given in ("", "nets:other", "resnet20"):
-        with pytest.raises(ConfigError, match="add `--model nets:small`"):
-            named_config(folder, model=given)
-    with pytest.raises(ConfigError, match="add `--data digits`"):
-        named_config(folder, model="nets:small", data="cifar10")

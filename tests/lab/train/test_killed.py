@@ -24,10 +24,3 @@ def test_killed_and_repeated(action: str, kills: int, work: Path) -> None:
     assert not tally.findings
     assert tally.kills == kills
     assert tally.compared
-
-
-def test_a_difference_is_a_finding() -> None:
-    tally = killing.Tally()
-    with tally.noting("save repeated"):
-        raise AssertionError("save left a part of a file")
-    assert tally.findings == ["save repeated: save left a part of a file"]
