@@ -93,7 +93,7 @@ def test_errors_say_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         to_onnx(model, (torch.randn(2, 1, 8, 8), torch.randn(3)), tmp_path / "small.onnx")
 
     def missing(name: str) -> object:
-        raise ImportError(name)
+        raise ModuleNotFoundError(name)
 
     monkeypatch.setattr(importlib, "import_module", missing)
     with pytest.raises(ConfigError, match=r"pip install onnx onnxscript onnxruntime"):
