@@ -125,6 +125,7 @@ def test_a_folder_has_defaults_of_its_own(softprune, images: Path) -> None:
 
 def test_one_shot_pruning_of_the_same_length_is_set_beside(softprune) -> None:
     settings = ("--set", "train.epochs=2", "--set", "data.batch_size=720", "--out", "run")
+    settings += ("--set", "schedule.kind=cosine", "--set", "schedule.warmup_epochs=1")
     refused = softprune("train", "tiny.toml", *settings, "--against", "l1")
     assert "--against needs a target" in " ".join(refused.stderr.split())
     result = softprune("train", "tiny.toml", *settings, "--set", "method.target.macs=0.5", "--against", "l1")

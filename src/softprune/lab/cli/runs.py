@@ -128,6 +128,7 @@ def _one_shot(config: RunConfig, method: str, dense: Path) -> RunConfig:
         train=config.train.replace(epochs=before, dense_baseline=False, dense_epochs=0, compact_at=0),
         method=config.method.replace(name=method, options={key: options[key] for key in options.keys() & set(RARE)}),
         distill=config.distill.replace(teacher=str(dense) if teacher == BASELINE else teacher),
+        schedule=config.schedule.replace(warmup_epochs=min(config.schedule.warmup_epochs, before / 2)),
         finetune=config.finetune.replace(epochs=epochs - before + config.finetune.epochs, **tuning),
     )
 
