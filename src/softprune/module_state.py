@@ -57,10 +57,20 @@ def non_finite(model: nn.Module) -> list[str]:
     for name, module in model.named_modules():
         if isinstance(module, _BatchNorm):
             tensors.update(module.named_buffers(name, recurse=False))
-    floating = {name: tensor.detach() for name, tensor in tensors.items() if tensor.is_floating_point()}
-    # PyTorch has no isfinite for 8-bit floats.
-    wide = {name: tensor if tensor.itemsize > 1 else tensor.float() for name, tensor in floating.items()}
-    return [name for name, tensor in wide.items() if not tensor.isfinite().all()]
+    # Eight-bit floats have no sum.
+    tensors = {
+        name: tensor.detach() if tensor.itemsize > 1 else tensor.detach().float()
+        for name, tensor in tensors.items()
+        if tensor.is_floating_point()
+    }
+    if not tensors:
+        return []
+    device = next(iter(tensors.values())).device
+    # A sum is finite only if all of its terms are, and needs no boolean tensor. One transfer for all tensors, as each
+    # one synchronises with the device.
+    sums = torch.stack([tensor.sum().float().to(device) for tensor in tensors.values()]).isfinite().tolist()
+    suspects = [name for name, finite in zip(tensors, sums, strict=True) if not finite]
+    return [name for name in suspects if not tensors[name].isfinite().all()]
 
 
 def first_uninitialised(model: nn.Module) -> tuple[str, str] | None:

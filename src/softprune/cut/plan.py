@@ -251,12 +251,12 @@ def _constant_branches(graph: ChannelGraph, live: Liveness) -> dict[str, Branch]
 
     found: dict[str, Branch] = {}
     for branch in graph.branches:
-        layers = (layer for layer in graph.layers if layer.name.startswith(inside([branch.name])))
-        if branch.name.startswith(inside(found)) or not all(layer.replaceable for layer in layers):
-            continue
         if is_constant(branch.outputs, branch.outputs):
-            found[branch.name] = replace(branch, added=None)
-        elif branch.added is not None and is_constant(branch.added, branch.outputs):
+            branch = replace(branch, added=None)
+        elif branch.added is None or not is_constant(branch.added, branch.outputs):
+            continue
+        layers = (layer for layer in graph.layers if layer.name.startswith(inside([branch.name])))
+        if not branch.name.startswith(inside(found)) and all(layer.replaceable for layer in layers):
             found[branch.name] = branch
     return found
 

@@ -159,7 +159,7 @@ def test_a_full_disk_loses_nothing(tiny: Tiny, tmp_path: Path, monkeypatch: pyte
 
     with monkeypatch.context() as patch:
         patch.setattr("softprune.io.os.replace", full)
-        with pytest.raises(CheckpointError, match="make room"):
+        with pytest.raises(CheckpointError, match="free some space"):
             start(config, run)
     assert resume(run).result is not None
     assert metrics(tmp_path / "whole") == metrics(run)
@@ -168,7 +168,7 @@ def test_a_full_disk_loses_nothing(tiny: Tiny, tmp_path: Path, monkeypatch: pyte
 
 def test_a_loss_that_is_not_finite_names_step_and_images(tiny: Tiny, tmp_path: Path) -> None:
     config = tiny("schedule.kind=step", "schedule.milestones=[1]", "schedule.factor=1e30")
-    with pytest.raises(SoftpruneError, match=r"in step 1[5-9] \(epoch 1, batch [0-4]\).*images \[.*Lower"):
+    with pytest.raises(SoftpruneError, match=r"in step 1[5-9] \(epoch 1, batch [0-4]\).*images .*Lower"):
         start(config, tmp_path / "run")
 
 
