@@ -131,7 +131,8 @@ class Limit:
         if cost > self.limit:
             raise ConfigError(
                 f"a cut must not exceed its target, {self.target.figure(self.limit)}. Got {self.target.figure(cost)}; "
-                "attach the optimizer and train first, and cut with the `round_to` and `gathers` of the target."
+                "attach the optimizer first, and pass the `round_to` and `gathers` of the target. If the weights have "
+                "changed since the decision, make it again with a smaller target."
             )
 
     def _check_possible(self) -> None:
